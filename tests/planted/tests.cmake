@@ -83,7 +83,7 @@ add_dependencies(planted_explore planted_objects)  # which write the copies
 foreach(bug IN LISTS planted_bugs ITEMS none)
   add_test(NAME planted.${bug} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/run.py ${bug}
                                        --build ${CMAKE_CURRENT_BINARY_DIR})
-  set_tests_properties(planted.${bug} PROPERTIES LABELS planted TIMEOUT 240)
+  set_tests_properties(planted.${bug} PROPERTIES LABELS planted TIMEOUT 600)
 endforeach()
 
 # Tests that a bug which is not found makes its test fail.
