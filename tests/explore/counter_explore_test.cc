@@ -526,9 +526,12 @@ struct DisarmMeetsTheWaiter : Counting {
 // Two threads disarm the same waiter: it ends once, and the record is free after either.
 struct TwoDisarm : Counting {
   CounterTable::Waiter waiter;
-  TwoDisarm() { static_cast<void>(table.expect(key, 1, waiter)); }
+  CounterTable::Armed armed = *table.expect(key, 1, waiter);
   int threads() const override { return 2; }
-  void thread(int) override { table.disarm(key); }
+  void thread(int) override {
+    table.disarm(key);
+    require(table.peek(armed.expectation).done, "armed after disarm() has returned");
+  }
   void check() override {
     require(table.expect(key, 9, kSecond).has_value(), "a disarmed counter is busy");
     require(waiter.end().done && waiter.end().code == Errc::kCancelled, "the result is lost");
@@ -620,6 +623,7 @@ const std::vector<Survivor> kSurvivors = {
     {"link fetch_and without release", "what was written under the claim is published by the word"},
     {"link fetch_and torn into load and store",
      "only a disarm changes an armed claim, and it finds no expectation here"},
+    {"peek load without acquire", "a waiting thread reads Waiter::end(), which acquires"},
     {"arm fetch_and torn into load and store",
      "only a cancel changes an armed claim, and no thread can cancel before expect() has returned"},
 };

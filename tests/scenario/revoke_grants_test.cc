@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kSize = 32 << 10, kHalf = kSize / 2, kPage = 1024;
 constexpr uint32_t kPages = 8, kWrites = 100;
-constexpr uint64_t kStride = 53;  // steps between two revocations that are tried
+constexpr uint64_t kStride = 149;  // steps between two revocations that are tried
 
 sim::NicModel slow_nic() {
   sim::NicModel model = rc_model();
