@@ -59,9 +59,9 @@ TEST_F(KvRace, R01CancelAgainstTheLastPageEndsEitherWay) {
     (void)cluster.decoder->cancel("r");
     cluster.decoder_polls = true;
     finish(cluster);
-    if (const DecodeEvent* event = cluster.attempt("r").find(Kind::kCancelled)) {
-      whole_seen = whole_seen || event->landed == kTotal;
-      part_seen = part_seen || event->landed < kTotal;
+    if (const DecodeEvent* cancelled = cluster.attempt("r").find(Kind::kCancelled)) {
+      whole_seen = whole_seen || cancelled->landed == kTotal;
+      part_seen = part_seen || cancelled->landed < kTotal;
     }
     cluster.expect_all_back();
     ASSERT_FALSE(HasFailure()) << "event " << event;

@@ -1,4 +1,5 @@
 #include <charconv>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -236,20 +237,24 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
     run_one(event, totals);
     if (HasFailure()) return;
   }
-  std::printf(
-      "%s: %llu runs, %llu complete, %llu cancelled, %llu sent again, %llu revokes and %llu "
-      "fences, %llu proved, %llu of them late, waited for counts %llu, for quiet %llu\n",
-      testing::UnitTest::GetInstance()->current_test_info()->name(),
-      (unsigned long long)totals.runs, (unsigned long long)totals.complete,
-      (unsigned long long)totals.cancelled, (unsigned long long)totals.again,
-      (unsigned long long)totals.revokes, (unsigned long long)totals.fences,
-      (unsigned long long)totals.proved, (unsigned long long)totals.late,
-      (unsigned long long)totals.waited_for_counts, (unsigned long long)totals.waited_for_quiet);
+  const std::pair<const char*, uint64_t> numbers[] = {
+      {"runs", totals.runs},
+      {"complete", totals.complete},
+      {"cancelled", totals.cancelled},
+      {"sent again", totals.again},
+      {"revokes", totals.revokes},
+      {"fences", totals.fences},
+      {"proved", totals.proved},
+      {"late", totals.late},
+      {"waited for counts", totals.waited_for_counts},
+      {"waited for quiet", totals.waited_for_quiet}};
+  for (const auto& [name, number] : numbers) std::printf("%" PRIu64 " %s, ", number, name);
+  std::printf("%s\n", testing::UnitTest::GetInstance()->current_test_info()->name());
 }
 
-INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& info) {
-  return std::string(info.param.sweep.name) + (info.param.ordered ? "_cx7_" : "_efa_") +
-         std::to_string(info.param.sources);
+INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& each) {
+  return std::string(each.param.sweep.name) + (each.param.ordered ? "_cx7_" : "_efa_") +
+         std::to_string(each.param.sources);
 });
 
 }  // namespace

@@ -75,7 +75,7 @@ TEST_P(KvTransfer, CompletesWithEveryByteInPlaceAndAllPagesBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, KvTransfer, testing::ValuesIn(transfer_cases()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace
 }  // namespace fabric::kv::test
