@@ -538,7 +538,7 @@ void KvCluster::expect_all_back() {
   EXPECT_TRUE(all_over()) << engine->dump();
   for (auto& [key, record] : attempts_) {
     if (record.find(DecodeEvent::Kind::kMayWrite) == nullptr) continue;
-    std::erase_if(appended_, [&](uint32_t page) { return page == record.pages.back(); });
+    std::erase(appended_, record.pages.back());
     for (const uint32_t page : record.pages) fill_page(page, kCanary);
     EXPECT_TRUE(pool.release(record.pages));
     record.events.clear();
