@@ -390,9 +390,8 @@ struct PrefillerStats {
 ///     case PrefillEvent::Kind::kSourceFree: pool.release(pages_of(event.id));
 ///
 /// Lifetime: as for Decoder. Source pages are read until kSourceFree.
-/// Threads: every function from any thread, under one lock. With watch_word layers are pushed on
-/// the
-///   engine's callback thread, without poll().
+/// Threads: every function from any thread, under one lock; wait() from one at a time. With
+///   watch_word layers are pushed on the engine's callback thread, without poll().
 class FABRIC_EXPORT Prefiller {
  public:
   /// Fails with kInvalidArgument (side, rank, regions, an option of 0), kBusy (channel),
