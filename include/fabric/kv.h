@@ -43,7 +43,8 @@
 ///
 /// Everything is driven by poll(): call it once per step of the inference engine, or when fd() is
 /// readable. No callbacks. Time comes from the engine, so all of it runs on the simulator too.
-/// docs/kv.md has the life of a request, the state table and what happens in each failure.
+/// docs/kv_lifecycle.md has the life of a request, the state table and what happens in each
+/// failure.
 namespace fabric::kv {
 
 inline constexpr uint32_t kRequestIdBytesMax = 256;
@@ -210,8 +211,7 @@ struct DecoderStats {
 /// The decode side of one rank.
 ///
 /// Lifetime: engine and regions outlive it and are not moved. A Decoder that is destroyed with
-/// leases
-///   gives no proof for their pages: drain() it first, or deregister the regions.
+///   leases gives no proof for their pages: drain() it first, or deregister the regions.
 /// Threads: one at a time.
 class FABRIC_EXPORT Decoder {
  public:
@@ -390,9 +390,8 @@ struct PrefillerStats {
 ///     case PrefillEvent::Kind::kSourceFree: pool.release(pages_of(event.id));
 ///
 /// Lifetime: as for Decoder. Source pages are read until kSourceFree.
-/// Threads: every function from any thread, under one lock. With watch_word layers are pushed on
-/// the
-///   engine's callback thread, without poll().
+/// Threads: every function from any thread, under one lock; wait() from one at a time. With
+///   watch_word layers are pushed on the engine's callback thread, without poll().
 class FABRIC_EXPORT Prefiller {
  public:
   /// Fails with kInvalidArgument (side, rank, regions, an option of 0), kBusy (channel),

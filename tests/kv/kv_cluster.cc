@@ -103,7 +103,7 @@ void PrefillRank::close() {
 }
 
 void PrefillRank::poll() {
-  if (!prefiller) return;
+  if (!prefiller || !polls) return;
   PrefillEvent batch[8];
   for (uint32_t n = prefiller->poll(batch); n > 0; n = prefiller->poll(batch)) {
     for (uint32_t i = 0; i < n; ++i) {

@@ -75,6 +75,7 @@ class PrefillRank {
   std::vector<PrefillEvent> events;
   std::function<void(const PrefillEvent&)> then;
   bool computes = true;  ///< false: the test makes the passes itself
+  bool polls = true;     ///< false: a process that does not come to call poll()
 
  private:
   struct Job {

@@ -71,16 +71,72 @@ TEST_F(KvRace, R01CancelAgainstTheLastPageEndsEitherWay) {
 }
 
 TEST_F(KvRace, R02AConfirmationThatOvertakesTheCountsWaitsForThem) {
-  KvCluster cluster({.model = ordered()});
-  cluster.happens(Fault::late_counts(0, 3ms));
+  for (const bool per_layer : {false, true}) {
+    KvCluster cluster({.model = ordered(), .per_layer = per_layer});
+    cluster.happens(Fault::late_counts(0, 3ms));
+    ASSERT_TRUE(cluster.start("r", kPrompt));
+    run_into_the_middle(cluster);
+    ASSERT_TRUE(cluster.decoder->cancel("r"));
+    finish(cluster);
+    EXPECT_EQ(cluster.decoder->stats().waited_for_counts, 1u);
+    EXPECT_EQ(cluster.decoder->stats().revokes, 0u);
+    EXPECT_GT(cluster.attempt("r").find(Kind::kCancelled)->landed, 0u);
+    cluster.expect_all_back();
+  }
+}
+
+/// With a counter for each layer: the first layers have been read when the cancel comes.
+TEST_F(KvRace, ACancelBetweenTwoLayersCountsThoseThatAreHere) {
+  KvCluster cluster({.model = ordered(), .per_layer = true, .layer_time = 1ms});
   ASSERT_TRUE(cluster.start("r", kPrompt));
-  run_into_the_middle(cluster);
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.attempt("r").count(Kind::kLayer); }));
   ASSERT_TRUE(cluster.decoder->cancel("r"));
+  EXPECT_EQ(cluster.decoder->layer_ready("r", 0).error().code, Errc::kCancelled);
   finish(cluster);
-  EXPECT_EQ(cluster.decoder->stats().waited_for_counts, 1u);
+  EXPECT_EQ(cluster.attempt("r").find(Kind::kCancelled)->landed, 6u * 2);
   EXPECT_EQ(cluster.decoder->stats().revokes, 0u);
-  EXPECT_GT(cluster.attempt("r").find(Kind::kCancelled)->landed, 0u);
   cluster.expect_all_back();
+}
+
+TEST_F(KvRace, ASourceThatFailsStopsTheOthers) {
+  KvCluster cluster({.model = ordered(), .sources = 2, .retry = false});
+  cluster.prefill(0, 0).prefiller->drain();
+  cluster.prefill(0, 1).computes = false;  // it would hold its part of the request
+  ASSERT_TRUE(cluster.start("r", kPrompt));
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.all_over(); }, 100ms));
+  EXPECT_EQ(cluster.attempt("r").find(Kind::kFailed)->refused, RefuseCode::kDraining);
+  EXPECT_EQ(cluster.prefill(0, 1).prefiller->stats().cancelled, 1u);
+  cluster.expect_all_back();
+}
+
+/// A prefiller that does not answer a cancel, though its session is up.
+TEST_F(KvRace, ARequestInDoubtTakesOnlyThoseOnItsGrantWithIt) {
+  for (const uint32_t grants : {1u, 2u}) {
+    KvCluster cluster({.model = unordered(), .retry = false, .grants_per_peer = grants});
+    cluster.prefill(0).computes = false;
+    ASSERT_TRUE(cluster.start("doubt", kPrompt));
+    ASSERT_TRUE(cluster.start("other", kPrompt));
+    ASSERT_TRUE(
+        cluster.run_until([&] { return cluster.prefill(0).prefiller->stats().accepted == 2; }, 1s));
+    cluster.prefill(0).polls = false;
+    ASSERT_TRUE(cluster.decoder->cancel("doubt"));
+    ASSERT_TRUE(cluster.run_until([&] { return cluster.over("doubt"); }, 4s));
+    EXPECT_EQ(cluster.decoder->stats().revokes, 1u);
+    EXPECT_EQ(cluster.decoder->stats().fences, 0u);
+    cluster.prefill(0).polls = cluster.prefill(0).computes = true;
+    cluster.prefill(0).offer("other", 0, kPrompt);
+    finish(cluster);
+    const DecodeEvent* failed = cluster.attempt("other").find(Kind::kFailed);
+    EXPECT_EQ(failed != nullptr, grants == 1);
+    if (failed != nullptr) {
+      EXPECT_EQ(failed->fail, FailCode::kRevoked);
+    }
+    ASSERT_TRUE(cluster.start("next", kPrompt));
+    finish(cluster);
+    EXPECT_TRUE(cluster.attempt("next").count(Kind::kComplete)) << "with a new grant";
+    cluster.run_until([&] { return cluster.prefills_idle(); }, 15s);
+    cluster.expect_all_back();
+  }
 }
 
 TEST_F(KvRace, R03ACancelNeverOvertakesItsDispatch) {

@@ -165,7 +165,9 @@ class KvSweep : public testing::TestWithParam<SweepParam> {
   }
   void run_one(uint64_t event, SweepTotals& totals) {
     const SweepCase& sweep = GetParam().sweep;
-    KvCluster cluster(cluster_options(fabric::test::test_seed() + event));
+    ClusterOptions options = cluster_options(fabric::test::test_seed() + event);
+    options.per_layer = event % 2 == 1;
+    KvCluster cluster(options);
     inject(cluster, event);
     ASSERT_TRUE(cluster.start("r", kPrompt));
     bool undone = sweep.undone_after == Nanos{};
