@@ -29,7 +29,7 @@ class MpscRing {
       : mask_(std::bit_ceil(static_cast<uint64_t>(capacity_min < 2 ? 2 : capacity_min)) - 1),
         cells_(std::make_unique<Cell[]>(mask_ + 1)) {
     // Relaxed: the ring is not shared yet; publishing it to other threads publishes these stores.
-    for (uint64_t i = 0; i <= mask_; ++i) cells_[i].turn.store(i, std::memory_order_relaxed);
+    for (uint64_t i = 0; i <= mask_; ++i) cells_[i].sequence.store(i, std::memory_order_relaxed);
   }
 
   /// False: full.
@@ -45,8 +45,8 @@ class MpscRing {
     for (;;) {
       // The one consumer frees cells in order, so a free last cell proves the ones before it.
       // Pairs with the release in pop(): the consumer has read what was there.
-      const uint64_t turn = cell(at + n - 1).turn.load(std::memory_order_acquire);
-      const auto ahead = static_cast<int64_t>(turn - (at + n - 1));
+      const uint64_t sequence = cell(at + n - 1).sequence.load(std::memory_order_acquire);
+      const auto ahead = static_cast<int64_t>(sequence - (at + n - 1));
       if (ahead < 0) return false;
       if (ahead > 0) {
         at = tail_.load(std::memory_order_relaxed);  // another producer moved the tail: retry
@@ -58,7 +58,7 @@ class MpscRing {
     for (uint64_t i = 0; i < n; ++i) {
       cell(at + i).value = values[i];
       // Pairs with the acquire in pop() and empty().
-      cell(at + i).turn.store(at + i + 1, std::memory_order_release);
+      cell(at + i).sequence.store(at + i + 1, std::memory_order_release);
     }
     return true;
   }
@@ -67,10 +67,10 @@ class MpscRing {
   bool pop(T& out) noexcept {
     Cell& next = cell(head_);
     // Pairs with the release in push_all().
-    if (next.turn.load(std::memory_order_acquire) != head_ + 1) return false;
+    if (next.sequence.load(std::memory_order_acquire) != head_ + 1) return false;
     out = next.value;
     // Pairs with the acquire in push_all(), one lap later.
-    next.turn.store(head_ + capacity(), std::memory_order_release);
+    next.sequence.store(head_ + capacity(), std::memory_order_release);
     ++head_;
     return true;
   }
@@ -85,15 +85,15 @@ class MpscRing {
   /// The consumer's view: false when pop() would succeed.
   bool empty() const noexcept {
     // Pairs with the release in push_all().
-    return cell(head_).turn.load(std::memory_order_acquire) != head_ + 1;
+    return cell(head_).sequence.load(std::memory_order_acquire) != head_ + 1;
   }
 
   uint64_t capacity() const noexcept { return mask_ + 1; }
 
  private:
   struct Cell {
-    Atomic<uint64_t> turn{0};  ///< p: free for position p; p + 1: filled at position p
-    Plain<T> value;            ///< belongs to the side that `turn` names
+    Atomic<uint64_t> sequence{0};  ///< p: free for position p; p + 1: filled at position p
+    Plain<T> value;                ///< belongs to the side that `sequence` names
   };
   Cell& cell(uint64_t position) const noexcept { return cells_[position & mask_]; }
 

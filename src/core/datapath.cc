@@ -181,7 +181,7 @@ uint32_t Transfers::post(NetworkSlot& network) {
   uint32_t done = 0;
   const std::span<WriteOp> batch = posting_;
   for (RailSlot& rail : network.rails) {
-    if (!rail.up || (rail.listed == 0 && rail.backlog.empty())) continue;
+    if (!rail.up || (rail.active_paths == 0 && rail.backlog.empty())) continue;
     for (uint32_t round = 0; round < kPostsPerTurn; ++round) {
       if (!rail.backlog.empty()) {
         // Writes to a peer whose lease has expired stay here, and do not block the others.
@@ -238,12 +238,12 @@ uint32_t Transfers::post(RailSlot& rail, std::span<WriteOp> wrs) {
 }
 
 void Transfers::activate(Path& path, uint32_t priority) {
-  if (path.listed[priority] || path.queue[priority].empty()) return;
+  if (path.active[priority] || path.queue[priority].empty()) return;
   if (path.state != Path::State::kReady || path.needs_probe) return;
   RailSlot& rail = core_.networks[path.network].rails[path.rail];
   if (!room_for(rail, path)) return;
-  path.listed[priority] = true;
-  ++rail.listed;
+  path.active[priority] = true;
+  ++rail.active_paths;
   ++active_total_;
   path.next_active[priority] = kNone;
   const uint32_t last = rail.last_active[priority];
@@ -257,8 +257,8 @@ void Transfers::deactivate_first(RailSlot& rail, uint32_t priority) {
   rail.first_active[priority] = path.next_active[priority];
   if (rail.first_active[priority] == kNone) rail.last_active[priority] = kNone;
   path.next_active[priority] = kNone;
-  path.listed[priority] = false;
-  --rail.listed;
+  path.active[priority] = false;
+  --rail.active_paths;
   --active_total_;
 }
 
@@ -274,8 +274,8 @@ void Transfers::deactivate(Path& path, uint32_t priority) {
   (before == kNone ? rail.first_active[priority] : paths_[before]->next_active[priority]) = next;
   if (rail.last_active[priority] == path.index) rail.last_active[priority] = before;
   path.next_active[priority] = kNone;
-  path.listed[priority] = false;
-  --rail.listed;
+  path.active[priority] = false;
+  --rail.active_paths;
   --active_total_;
 }
 
@@ -318,10 +318,11 @@ uint32_t Transfers::make_writes(RailSlot& rail, std::span<WriteOp> out) {
   uint32_t n = 0;
   uint32_t priority = 0;
   Path* path = nullptr;
-  while (rail.listed != 0 && n < out.size() && rail.inflight < rail.caps.queue_depth &&
+  while (rail.active_paths != 0 && n < out.size() && rail.inflight < rail.caps.queue_depth &&
          next_path(rail, priority, path)) {
     const PendingFragment& fragment = pending_.at(path->queue[priority].head);
-    const bool alone = rail.listed == 1 && priority != kBulk;  // no other path waits for its turn
+    const bool alone =
+        rail.active_paths == 1 && priority != kBulk;  // no other path waits for its turn
     const OpKind kind = core_.ops.at(fragment.op).kind;
     if (alone && (kind == OpKind::kPaged || kind == OpKind::kListed)) {
       n += make_part_batch(rail, *path, priority, out.subspan(n));

@@ -115,14 +115,14 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
 [[gnu::always_inline]] inline uint32_t Transfers::fast_path_room(
     const CachedPath& cached_path) noexcept {
   const RailSlot& rail = *cached_path.rail;
-  if (!rail.up || rail.listed != 0 || !rail.backlog.empty()) return 0;
+  if (!rail.up || rail.active_paths != 0 || !rail.backlog.empty()) return 0;
   return std::min(room_on(rail, *cached_path.path), kPostMax - rail.staged_count);
 }
 
 /// Whether there is room for one. Between two writes kPostMax are never staged.
 [[gnu::always_inline]] inline bool Transfers::has_fast_path_room(const RailSlot& rail,
                                                                  const Path& path) noexcept {
-  return rail.up && rail.listed == 0 && rail.backlog.empty() &&
+  return rail.up && rail.active_paths == 0 && rail.backlog.empty() &&
          rail.inflight < rail.caps.queue_depth && room_for(rail, path);
 }
 

@@ -158,13 +158,13 @@ void Transfers::check_rails(const InflightSums& sums) const {
         for (uint32_t i = rail.first_active[p]; i != kNone; i = paths_[i]->next_active[p]) {
           const Path& path = *paths_[i];
           FABRIC_DCHECK(path.network == rail.network && path.rail == rail.index, "its own path");
-          FABRIC_DCHECK(path.listed[p], "an active path is marked");
+          FABRIC_DCHECK(path.active[p], "an active path is marked");
           last = i;
           ++listed;
         }
         FABRIC_DCHECK(rail.last_active[p] == last, "the list of active paths is consistent");
       }
-      FABRIC_DCHECK(rail.listed == listed, "how many paths are active");
+      FABRIC_DCHECK(rail.active_paths == listed, "how many paths are active");
       listed_total += listed;
       for (const WriteOp& wr : rail.backlog) {
         FABRIC_DCHECK(inflight_[wr.cookie].op != kNone, "a refused write is in flight");

@@ -326,7 +326,7 @@ void Transfers::path_down(Path& path, Errc code) {
   routes_changed();
   Peer& peer = *core_.peers.at(path.peer);
   for (uint32_t p = 0; p < 3; ++p) {
-    while (path.listed[p]) deactivate(path, p);
+    while (path.active[p]) deactivate(path, p);
   }
   if (code == Errc::kPeerLost && !path.peer_lost) {
     path.state = Path::State::kBackingOff;  // it has no connection

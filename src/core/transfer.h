@@ -71,7 +71,7 @@ struct Path {
   uint32_t ref = 0;            ///< its number in control messages; new each time it is opened
   std::array<PendingQueue, 3> queue{};  ///< by priority
   std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
-  std::array<bool, 3> listed{};  ///< in the rail's list of paths with work
+  std::array<bool, 3> active{};  ///< in the rail's list of paths with work
   uint32_t first_inflight = kNone, last_inflight = kNone;  ///< InflightWrites, oldest first
   uint32_t inflight = 0;  ///< writes in that list, and in compact post batches
 
@@ -134,7 +134,7 @@ struct RailSlot {
   /// Paths with work, by priority.
   std::array<uint32_t, 3> first_active FABRIC_GUARDED_BY(state_lock){kNone, kNone, kNone};
   std::array<uint32_t, 3> last_active FABRIC_GUARDED_BY(state_lock){kNone, kNone, kNone};
-  uint32_t listed FABRIC_GUARDED_BY(state_lock) = 0;  ///< how many paths are in these lists
+  uint32_t active_paths FABRIC_GUARDED_BY(state_lock) = 0;  ///< how many are in these lists
   /// A copy by CPU may have completed at once.
   bool posted_this_turn FABRIC_GUARDED_BY(state_lock) = false;
   uint32_t staged_count FABRIC_GUARDED_BY(state_lock) = 0;

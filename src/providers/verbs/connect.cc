@@ -97,12 +97,12 @@ Result<std::shared_ptr<QueuePair>> VerbsRail::take_qp(Direction direction) {
   return qp;
 }
 
-Endpoint VerbsRail::local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t packet) const {
+Endpoint VerbsRail::local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t psn) const {
   const ibv_port_attr& port = device_->state().attributes;
   const bool ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
   return {.nonce = nonce,
           .queue_pair = qp.number(),
-          .packet = packet,
+          .psn = psn,
           .gid = device_->gid().bytes,
           .lid = port.lid,
           .mtu = device_->mtu(),
@@ -112,16 +112,18 @@ Endpoint VerbsRail::local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t
 /// Offloads the two ibv_modify_qp() calls. Addresses that did not resolve the last time have an
 /// offload queue of their own.
 void VerbsRail::connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction,
-                              uint32_t path, const LocalEnd& local, const Endpoint& far,
-                              uint32_t packet) {
-  const auto connect = [qp, results = job_results_, direction, path, local, far, packet] {
-    JobResult result{
-        .kind = JobResult::Kind::kConnected, .direction = direction, .path = path, .far = far.gid};
-    result.error = qp->connect(local, far, packet);
+                              uint32_t path, const LocalEnd& local, const Endpoint& remote_end,
+                              uint32_t psn) {
+  const auto connect = [qp, results = job_results_, direction, path, local, remote_end, psn] {
+    JobResult result{.kind = JobResult::Kind::kConnected,
+                     .direction = direction,
+                     .path = path,
+                     .remote_gid = remote_end.gid};
+    result.error = qp->connect(local, remote_end, psn);
     results->put(std::move(result));
   };
-  offload(connect, unresolved_.contains(far.gid) ? OffloadQueue::kConnectUnresolved
-                                                 : OffloadQueue::kConnect);
+  offload(connect, unresolved_.contains(remote_end.gid) ? OffloadQueue::kConnectUnresolved
+                                                        : OffloadQueue::kConnect);
 }
 
 Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t remote_rail,
@@ -141,12 +143,12 @@ Result<uint32_t> VerbsRail::open_path(std::span<const std::byte> peer, uint32_t 
   path->cookies = std::make_unique<uint32_t[]>(path->mask + 1);
   path->qp = *std::move(qp);
   path->nonce = driver_.entropy() | 1;
-  path->packet = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
+  path->psn = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
   path->local = device_->local_end();
   hello = encode(PathHello{.from = instance_,
                            .to = address->instance,
                            .to_rail = static_cast<uint8_t>(remote_rail),
-                           .end = local_endpoint(*path->qp, path->nonce, path->packet)});
+                           .end = local_endpoint(*path->qp, path->nonce, path->psn)});
   return path->id;
 }
 
@@ -180,14 +182,14 @@ Result<uint32_t> VerbsRail::accept_path(std::span<const std::byte> bytes,
     return fail(Errc::kExhausted, "ibv_post_recv");
   }
   const uint64_t nonce = driver_.entropy() | 1;
-  const uint32_t packet = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
+  const uint32_t psn = static_cast<uint32_t>(driver_.entropy()) & kQpnPsnMax;
   answer = encode(
-      PathAnswer{.hello_nonce = hello->end.nonce, .end = local_endpoint(*path->qp, nonce, packet)});
+      PathAnswer{.hello_nonce = hello->end.nonce, .end = local_endpoint(*path->qp, nonce, psn)});
   accepted_[name] = {path->id, answer};
   // The sender may get the answer before this job has run. Its first packets are then dropped, and
   // its NIC retransmits them.
   path->connecting = true;
-  connect_later(path->qp, Direction::kIn, path->id, device_->local_end(), hello->end, packet);
+  connect_later(path->qp, Direction::kIn, path->id, device_->local_end(), hello->end, psn);
   return path->id;
 }
 
@@ -202,26 +204,26 @@ Result<void> VerbsRail::start_path(uint32_t id, std::span<const std::byte> bytes
       break;
     case OutPath::State::kStarting:
     case OutPath::State::kReady:
-      if (path->far == answer->end) return {};
+      if (path->remote_end == answer->end) return {};
       return fail(Errc::kBadFormat, "verbs: another answer");
     default:
       return fail(Errc::kClosed, "path");
   }
-  path->far = answer->end;
+  path->remote_end = answer->end;
   path->state = OutPath::State::kStarting;
   path->deadline_ns = driver_.now_ns() + kConnectNs + timed_paths_ * kConnectEachNs;
   ++timed_paths_;
   path->connecting = true;
-  connect_later(path->qp, Direction::kOut, id, path->local, path->far, path->packet);
+  connect_later(path->qp, Direction::kOut, id, path->local, path->remote_end, path->psn);
   return {};
 }
 
-void VerbsRail::note_resolution(const GidBytes& far, int error) {
+void VerbsRail::note_resolution(const GidBytes& remote, int error) {
   constexpr size_t kUnresolvedMax = 1024;
   if (error == 0) {
-    unresolved_.erase(far);
+    unresolved_.erase(remote);
   } else if (error != ECANCELED && unresolved_.size() < kUnresolvedMax) {
-    unresolved_.insert(far);
+    unresolved_.insert(remote);
   }
 }
 

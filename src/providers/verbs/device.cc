@@ -342,28 +342,28 @@ int QueuePair::to_init() noexcept {
                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-int QueuePair::connect(const LocalEnd& local, const Endpoint& far, uint32_t packet) noexcept {
+int QueuePair::connect(const LocalEnd& local, const Endpoint& remote_end, uint32_t psn) noexcept {
   if (abandoned_.load(std::memory_order_relaxed)) return ECANCELED;
-  const int error = to_receive(local, far);
+  const int error = to_receive(local, remote_end);
   if (error != 0 || direction_ == Direction::kIn) return error;
-  return to_send(packet);
+  return to_send(psn);
 }
 
-int QueuePair::to_receive(const LocalEnd& local, const Endpoint& far) noexcept {
+int QueuePair::to_receive(const LocalEnd& local, const Endpoint& remote_end) noexcept {
   const Device& device = *queue_->device;
   const Options& options = device.options();
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTR;
-  attr.path_mtu = static_cast<ibv_mtu>(std::min(far.mtu, local.mtu));
-  attr.dest_qp_num = far.queue_pair;
-  attr.rq_psn = far.packet;
+  attr.path_mtu = static_cast<ibv_mtu>(std::min(remote_end.mtu, local.mtu));
+  attr.dest_qp_num = remote_end.queue_pair;
+  attr.rq_psn = remote_end.psn;
   attr.min_rnr_timer = static_cast<uint8_t>(options.rnr_timer);
   attr.ah_attr.port_num = device.port();
   attr.ah_attr.sl = static_cast<uint8_t>(options.service_level);
-  attr.ah_attr.dlid = far.lid;
-  if (far.grh) {
+  attr.ah_attr.dlid = remote_end.lid;
+  if (remote_end.grh) {
     attr.ah_attr.is_global = 1;
-    std::copy(far.gid.begin(), far.gid.end(), std::begin(attr.ah_attr.grh.dgid.raw));
+    std::copy(remote_end.gid.begin(), remote_end.gid.end(), std::begin(attr.ah_attr.grh.dgid.raw));
     attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(local.gid_index);
     attr.ah_attr.grh.hop_limit = 64;
     attr.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
@@ -373,14 +373,14 @@ int QueuePair::to_receive(const LocalEnd& local, const Endpoint& far) noexcept {
                                  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-int QueuePair::to_send(uint32_t packet) noexcept {
+int QueuePair::to_send(uint32_t psn) noexcept {
   const Options& options = queue_->device->options();
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTS;
   attr.timeout = static_cast<uint8_t>(options.timeout_code);
   attr.retry_cnt = static_cast<uint8_t>(options.retry_count);
   attr.rnr_retry = static_cast<uint8_t>(options.rnr_retry);
-  attr.sq_psn = packet;
+  attr.sq_psn = psn;
   return library().modify_qp(qp_, &attr,
                              IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                                  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);

@@ -29,7 +29,7 @@ struct PortState {
 };
 
 /// The local port's part of a connection's attributes. A path keeps the values of its hello, even
-/// if the port changes before it is connected: the far end uses them.
+/// if the port changes before it is connected: the other end uses them.
 struct LocalEnd {
   uint32_t gid_index = 0;
   uint8_t mtu = 0;  ///< as on the wire: 1..5
@@ -140,9 +140,9 @@ class QueuePair {
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
-  /// Moves to RTR, and an outbound end on to RTS with the initial PSN `packet`. Returns an errno.
+  /// Moves to RTR, and an outbound end on to RTS with the initial PSN `psn`. Returns an errno.
   /// Blocks for a second when the kernel cannot resolve the neighbour's address.
-  int connect(const LocalEnd& local, const Endpoint& far, uint32_t packet) noexcept;
+  int connect(const LocalEnd& local, const Endpoint& remote_end, uint32_t psn) noexcept;
   /// From any thread: a connect() that has not begun returns ECANCELED.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
   int to_error() noexcept;
@@ -165,8 +165,8 @@ class QueuePair {
   QueuePair(std::shared_ptr<CompletionQueue> queue, Direction direction) noexcept
       : queue_(std::move(queue)), direction_(direction) {}
   int to_init() noexcept;
-  int to_receive(const LocalEnd& local, const Endpoint& far) noexcept;
-  int to_send(uint32_t packet) noexcept;
+  int to_receive(const LocalEnd& local, const Endpoint& remote_end) noexcept;
+  int to_send(uint32_t psn) noexcept;
 
   const std::shared_ptr<CompletionQueue> queue_;
   const Direction direction_;

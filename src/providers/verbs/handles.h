@@ -23,7 +23,7 @@ namespace fabric::verbs {
 /// The result of an offloaded job (Driver::offload), for the rail that started it.
 struct JobResult {
   enum class Kind : uint8_t {
-    kConnected,    ///< connect() has returned: error, far
+    kConnected,    ///< connect() has returned: error, remote_gid
     kInError,      ///< the queue pair is in the error state, unless `error` is set
     kDestroyed,    ///< the queue pair is destroyed
     kQpMade,       ///< for the QP pool: queue, qp; null when the call failed
@@ -38,7 +38,7 @@ struct JobResult {
   std::shared_ptr<CompletionQueue> queue{};
   std::shared_ptr<QueuePair> qp{};
   std::shared_ptr<PortState> port{};
-  GidBytes far{};  ///< GID of the far end
+  GidBytes remote_gid{};  ///< of the other end
 };
 
 /// Queue of job results. A job may outlive its rail, so besides the queue pair it holds only this
@@ -104,9 +104,9 @@ struct OutPath {
   uint32_t mask = 0;
   uint32_t owed = 0;            ///< refused writes that poll() has not reported yet
   std::vector<WriteOp> held{};  ///< posted while kStarting; handed to the NIC once connected
-  uint32_t packet = 0;          ///< initial PSN
+  uint32_t psn = 0;             ///< initial PSN
   LocalEnd local{};
-  Endpoint far{};
+  Endpoint remote_end{};
   uint64_t nonce = 0;
   int64_t deadline_ns = kNeverNs;
 };
@@ -258,12 +258,12 @@ class VerbsRail final : public Rail {
   void fill_pool(Direction direction);
   void qp_made(const JobResult& result);
   void drop_overrun_qps();
-  Endpoint local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t packet) const;
+  Endpoint local_endpoint(const QueuePair& qp, uint64_t nonce, uint32_t psn) const;
   void connect_later(const std::shared_ptr<QueuePair>& qp, Direction direction, uint32_t path,
-                     const LocalEnd& local, const Endpoint& far, uint32_t packet);
+                     const LocalEnd& local, const Endpoint& remote_end, uint32_t psn);
   void connected(OutPath& path, int error);
   void connected(InPath& path, int error);
-  void note_resolution(const GidBytes& far, int error);
+  void note_resolution(const GidBytes& remote, int error);
 
   void offload(std::function<void()> job, OffloadQueue queue = OffloadQueue::kGeneral) {
     static_assert(Driver::kOffloadQueues > 3 * kRailsMax);

@@ -97,7 +97,8 @@ void VerbsRail::take_job_results() noexcept {
       port_queried(result);
       continue;
     }
-    if (result.kind == JobResult::Kind::kConnected) note_resolution(result.far, result.error);
+    if (result.kind == JobResult::Kind::kConnected)
+      note_resolution(result.remote_gid, result.error);
     if (result.direction == Direction::kOut) {
       if (const auto orphan = orphans_.find(result.path); orphan != orphans_.end()) {
         release(orphan->second, Direction::kOut);

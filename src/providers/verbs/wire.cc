@@ -35,7 +35,7 @@ GidBytes take_gid(ByteReader& reader) {
 void put(ByteWriter& writer, const Endpoint& end) {
   writer.u64(end.nonce);
   writer.u32(end.queue_pair);
-  writer.u32(end.packet);
+  writer.u32(end.psn);
   put(writer, end.gid);
   writer.u16(end.lid);
   writer.u8(end.mtu);
@@ -46,14 +46,14 @@ Endpoint take_endpoint(ByteReader& reader) {
   Endpoint end;
   end.nonce = reader.u64();
   end.queue_pair = reader.u32();
-  end.packet = reader.u32();
+  end.psn = reader.u32();
   end.gid = take_gid(reader);
   end.lid = reader.u16();
   end.mtu = reader.u8();
   const uint8_t grh = reader.u8();
   end.grh = grh != 0;
   reader.require(end.nonce != 0 && grh <= 1);
-  reader.require(end.queue_pair != 0 && end.queue_pair <= kQpnPsnMax && end.packet <= kQpnPsnMax);
+  reader.require(end.queue_pair != 0 && end.queue_pair <= kQpnPsnMax && end.psn <= kQpnPsnMax);
   reader.require(end.mtu >= 1 && end.mtu <= 5);
   // It must have a GID or a LID.
   reader.require(end.grh ? !is_zero(end.gid) : end.lid != 0);

@@ -41,7 +41,7 @@ Result<Address> decode_address(std::span<const std::byte> bytes);
 struct Endpoint {
   uint64_t nonce = 0;  ///< of this connection; QP numbers are reused
   uint32_t queue_pair = 0;
-  uint32_t packet = 0;  ///< initial PSN, random: packets of an old connection do not match
+  uint32_t psn = 0;  ///< initial PSN, random: packets of an old connection do not match
   GidBytes gid{};
   uint16_t lid = 0;  ///< InfiniBand
   uint8_t mtu = 0;   ///< 1..5: 256..4096

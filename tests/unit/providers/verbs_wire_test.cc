@@ -15,7 +15,7 @@ const GidBytes kIp{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, 1};
 Endpoint endpoint() {
   return {.nonce = 0x1122334455667788,
           .queue_pair = 0x010203,
-          .packet = 0xfffffe,
+          .psn = 0xfffffe,
           .gid = kIp,
           .lid = 7,
           .mtu = 5};
@@ -101,7 +101,7 @@ TEST(VerbsWire, OutOfRangeIsRefused) {
   EXPECT_TRUE(refused([](PathHello& h) { h.end.nonce = 0; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.queue_pair = 0; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.queue_pair = kQpnPsnMax + 1; }));
-  EXPECT_TRUE(refused([](PathHello& h) { h.end.packet = kQpnPsnMax + 1; }));
+  EXPECT_TRUE(refused([](PathHello& h) { h.end.psn = kQpnPsnMax + 1; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.mtu = 0; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.mtu = 6; }));
   EXPECT_TRUE(refused([](PathHello& h) { h.end.gid = {}; }));
