@@ -253,7 +253,11 @@ void bind_memory(nb::module_& m) {
             const auto bytes = nb::cast<PyRegion&>(self).box->region().bytes();
             nb::ndarray<uint8_t, nb::ndim<1>> array(
                 reinterpret_cast<uint8_t*>(bytes.data()), {bytes.size()}, nb::borrow(self));
-            return nb::object(nb::cast(array).attr("__dlpack__")(**options));
+            if (options.contains("copy") && options["copy"].is(nb::handle(Py_True))) {
+              PyErr_SetString(PyExc_BufferError, "copy: a region is never copied");
+              throw nb::python_error();
+            }
+            return nb::cast(array);  // a capsule
           },
           nb::sig("def __dlpack__(self, **options: typing.Any) -> typing.Any"))
       .def("__dlpack_device__", [](const PyRegion&) { return nb::make_tuple(1, 0); },

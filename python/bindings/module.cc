@@ -21,4 +21,11 @@ NB_MODULE(_native, m) {
   bind_engine(m);
   nb::module_ sim = m.def_submodule("sim", "The simulated network; see fabric_lib.sim.");
   bind_sim(sim);
+  nb::module_ kv = m.def_submodule("kv", "KV caches between engines; see fabric_lib.kv.");
+  bind_kv_layout(kv);
+  bind_kv_plan(kv);
+  bind_kv(kv);
+  bind_kv_prefiller(kv);
+  bind_kv_directory(kv);
+  bind_kv_router(kv);
 }

@@ -454,7 +454,7 @@ void bind_messages(nb::class_<PyEngine>& engine) {
            "Adds one to a counter of each member, without bytes.")
       .def("send", &send, "peer"_a, "data"_a, "channel"_a = 0, nb::kw_only(),
            FABRIC_PYTHON_END_ARGS,
-           nb::sig("def send(self, peer: PeerId, data: collections.abc.Buffer, channel: int = 0, "
+           nb::sig("def send(self, peer: PeerId, data: bytes | bytearray | memoryview | numpy.typing.NDArray[typing.Any], channel: int = 0, "
                    "*, " FABRIC_PYTHON_END ") -> OpId"),
            "A message, copied. Completes when it is queued at the peer's listener.")
       .def("timer", &timer, "after"_a, nb::kw_only(), "batch"_a.none() = nb::none(),
