@@ -16,7 +16,11 @@ PyEvent copy_event(const fabric::Event& event);
 /// The exception of an event that failed.
 nb::object error_of(const fabric::Event& event);
 
-using PyInbox = Held<fabric::Inbox>;
+/// The Python class Inbox. One thread reads it: a wait releases the GIL.
+struct PyInbox : Held<fabric::Inbox> {
+  using Held::Held;
+  OneThread one{};
+};
 using PyFlag = Held<fabric::Flag>;
 
 /// A Python function that a Notify calls.

@@ -354,7 +354,7 @@ void bind_notification(nb::class_<PyEngine>& engine) {
   engine
       .def("make_inbox",
            [](const PyEngine& self, uint32_t depth) {
-             return hold(self, self.get().make_inbox(depth));
+             return PyInbox(self.box->context, unwrap(self.get().make_inbox(depth)));
            },
            "depth"_a)
       .def("make_batch", make_batch)

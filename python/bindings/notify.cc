@@ -38,6 +38,7 @@ uint32_t resolve(PyInbox& self, nb::list table, nb::list free, nb::object other)
   static PyObject* const kSetException = PyUnicode_InternFromString("set_exception");
   static PyObject* const kDone = PyUnicode_InternFromString("done");
   fabric::Inbox& inbox = self.get();
+  const OneThread::Use use(self.one);
   std::array<fabric::Event, 64> events;
   uint32_t all = 0;
   for (uint32_t n = inbox.poll(events); n > 0; n = inbox.poll(events)) {
@@ -68,6 +69,7 @@ uint32_t resolve(PyInbox& self, nb::list table, nb::list free, nb::object other)
 
 nb::list poll(PyInbox& self, uint32_t max) {
   fabric::Inbox& inbox = self.get();
+  const OneThread::Use use(self.one);
   nb::list out;
   std::array<fabric::Event, 64> events;
   while (max > 0) {
@@ -138,6 +140,7 @@ void bind_inbox(nb::module_& m) {
           "wait",
           [](PyInbox& self, TimeoutArg timeout) {
             fabric::Inbox& inbox = self.get();
+            const OneThread::Use use(self.one);
             unwrap(wait_in_slices(self.context(), timeout.get(),
                                   [&](fabric::Timeout slice) { return inbox.wait(slice); }));
           },
@@ -148,7 +151,7 @@ void bind_inbox(nb::module_& m) {
            nb::sig("def resolve(self, table: list[typing.Any], free: list[int], other: "
                    "collections.abc.Callable[[Event], None]) -> int"),
            "Resolves the futures of fabric_lib.aio.")
-      .def("close", &PyInbox::close)
+      .def("close", [](PyInbox& self) { self.close(); })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
            nb::sig("def __enter__(self) -> Inbox"))
       .def("__exit__", [](PyInbox& self, const nb::args&) { self.close(); },

@@ -45,7 +45,9 @@ auto submit(const PyEngine& self, const Request& request, End& end) {
 
 fabric::Priority priority_of(nb::handle priority, fabric::Priority otherwise) {
   fabric::Priority value = otherwise;
-  if (!priority.is_none() && !nb::try_cast(priority, value)) {
+  if (priority.is_none()) return otherwise;
+  // Not an int that happens to be one: the cast alone would take it.
+  if (!nb::isinstance<fabric::Priority>(priority) || !nb::try_cast(priority, value)) {
     throw nb::type_error("priority: expected a Priority");
   }
   return value;
@@ -401,8 +403,8 @@ void bind_writes(nb::class_<PyEngine>& engine) {
 
 void bind_paged(nb::class_<PyEngine>& engine) {
   engine
-      .def("write_pages", &write_pages, "source"_a, "source_pages"_a, "target"_a,
-           "target_pages"_a, "page_bytes"_a, nb::kw_only(), "source_stride_bytes"_a.none() = nb::none(),
+      .def("write_pages", &write_pages, "source"_a, "source_pages"_a.none(), "target"_a,
+           "target_pages"_a.none(), "page_bytes"_a, nb::kw_only(), "source_stride_bytes"_a.none() = nb::none(),
            "target_stride_bytes"_a.none() = nb::none(), "source_offset"_a = 0, "target_offset"_a = 0,
            "inner_count"_a = 1, "source_inner_stride_bytes"_a = 0,
            "target_inner_stride_bytes"_a = 0, "imm"_a.none() = nb::none(),
@@ -417,8 +419,8 @@ void bind_paged(nb::class_<PyEngine>& engine) {
            "Pages of equal size: one count for each, one completion for all. Page lists are uint32 "
            "or int32 arrays, used without a copy, prepared lists, or other sequences of int, which "
            "are converted.")
-      .def("write_layers", &write_layers, "source"_a, "source_pages"_a, "target"_a,
-           "target_pages"_a, "page_bytes"_a, nb::kw_only(), "source_offsets"_a = 0,
+      .def("write_layers", &write_layers, "source"_a, "source_pages"_a.none(), "target"_a,
+           "target_pages"_a.none(), "page_bytes"_a, nb::kw_only(), "source_offsets"_a = 0,
            "target_offsets"_a = 0, "source_stride_bytes"_a.none() = nb::none(),
            "target_stride_bytes"_a.none() = nb::none(), "inner_count"_a = 1,
            "source_inner_stride_bytes"_a = 0, "target_inner_stride_bytes"_a = 0,

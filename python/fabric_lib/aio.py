@@ -55,6 +55,7 @@ class Engine:
         self._free: list[int] = []
         self._handlers: dict[int, Callable[[_native.Event], None]] = {}
         self._turning = False
+        self._descriptor = -1  # of the inbox
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -155,7 +156,8 @@ class Engine:
         if self._loop is None or self._inbox is None:
             loop, inbox = asyncio.get_running_loop(), self.engine.make_inbox(self._inbox_depth)
             if not self.engine.is_inline:
-                loop.add_reader(inbox.fd(), self._drain)
+                self._descriptor = inbox.fd()
+                loop.add_reader(self._descriptor, self._drain)
             self._loop, self._inbox = loop, inbox
         return self._loop, self._inbox
 
@@ -214,7 +216,7 @@ class Engine:
             return
         self._drain()
         if not self.engine.is_inline:
-            self._loop.remove_reader(self._inbox.fd())
+            self._loop.remove_reader(self._descriptor)
         self._inbox.close()
         self._inbox = None
         for future in self._futures:

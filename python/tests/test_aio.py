@@ -33,8 +33,8 @@ def test_failures_are_raised_where_they_are_awaited(shm: Pair) -> None:
         async with aio.Engine(shm.target) as target:
             with pytest.raises(TimeoutError):
                 await target.arrived(shm.counter, 1, timeout=0.1)
-            with pytest.raises(ValueError, match="source"):
-                target.write(shm.memory, shm.remote, 1 << 30)
+            with pytest.raises(LookupError, match="target"):  # of the other engine
+                target.write(shm.memory, shm.remote, 1)
             late = target.timer(60)
             cancelled = target.timer(60)
             cancelled.cancel()

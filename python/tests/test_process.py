@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,6 +14,8 @@ from conftest import Pair, run_code
 
 @pytest.mark.parametrize("what", ["counter", "inbox", "batch", "group"])
 def test_ctrl_c_ends_a_wait(shm: Pair, what: str) -> None:
+    with shm.source.batch() as batch:  # connected on both sides
+        shm.source.write(shm.region, shm.remote, 8, batch=batch)
     group = shm.target.make_counter_group()
     group.add(shm.target.make_counter(), shm.target.peers()[0])
     batch = shm.source.make_batch()
@@ -121,17 +125,15 @@ memory, counter = engine.allocate(64), engine.make_counter()
 print(engine.offer(memory, counter.key), flush=True)
 time.sleep(60)
 """
-    import subprocess
-    import sys
-
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     with fabric.Engine(networks=["shm"], log_level=fabric.LogLevel.OFF) as engine:
         offer = engine.accept(child.stdout.readline().strip())
         counter = engine.make_counter()
         counter.bind(offer.peer)
+        region = engine.allocate(64)
         with engine.batch() as batch:
-            engine.write(engine.allocate(64), offer.region, 64, batch=batch)
+            engine.write(region, offer.region, 64, batch=batch)
         child.kill()
         child.wait()
         with pytest.raises(ConnectionError) as caught:

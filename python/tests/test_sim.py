@@ -84,7 +84,7 @@ def test_chaos_in_a_small_world() -> None:
     world = sim.World(seed=11)
     pair = Pair(world.open(world.add_node(2)), world.open(world.add_node(2)))
     world.chaos(sim.Chaos(until=world.now() + 0.05, gap=1e-3, lasts=1e-3,
-                          kinds=[sim.FaultKind.NIC_DOWN]))  # fmt: skip
+                          kinds=[sim.FaultKind.DELAY]))  # fmt: skip
     with pair.source.batch() as batch:
         for _ in range(100):
             pair.source.write(pair.region, pair.remote, 4096, imm=pair.key, batch=batch)
