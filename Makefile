@@ -9,13 +9,14 @@ JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 
-.PHONY: help demo tour test test-verbs guest browser soak check tidy format clean
+.PHONY: help demo tour test test-verbs test-wheel guest python browser soak check tidy format clean
 
 help:
 	@echo 'make demo    builds the library and shows it: processes serve a model, die, join and leave'
 	@echo 'make tour    a tour in eight parts on the simulator; it checks what it shows'
 	@echo 'make test    everything that needs no special hardware: release, asan and tsan'
 	@echo 'make test-verbs    the verbs network on SoftRoCE devices, in a guest without KVM'
+	@echo 'make test-wheel    builds the Python wheel, installs it into a fresh environment, tests it'
 	@echo 'make soak    what takes longer: long fuzzing, and each test under many seeds'
 	@echo 'make check   the quick loop before a commit (scripts/check)'
 	@echo 'make tidy    the house rules; make format applies clang-format'
@@ -38,13 +39,21 @@ build-%:
 	cmake --build --preset $*
 
 # Three builds and one ctest over them; its summary is the last thing printed.
-test: guest
+test: guest python
 	@scripts/install-deps build test
 	@scripts/test.py asan tsan release
 
 # Where it cannot be installed the test says so and is skipped.
 guest:
 	@scripts/install-deps guest || true
+
+# Where it cannot be made the tests say so and are skipped.
+python:
+	@scripts/install-deps build python || true
+	@scripts/python-venv || true
+
+test-wheel: python
+	@scripts/python-wheel
 
 test-verbs: guest
 	@scripts/install-deps build test

@@ -38,8 +38,7 @@ void PyBatch::wait(fabric::Timeout timeout) {
   const SharedEngine box = engine_of(*this);
   fabric::Batch& batch = held.get();
   unwrap(wait_in_slices(
-      held.context(), timeout,
-      [&](fabric::Timeout slice) { return box->engine->wait(id, slice); },
+      held.context(), timeout, [&](fabric::Timeout slice) { return box->engine->wait(id, slice); },
       [&] { return batch.pending() == 0; }));
 }
 
@@ -64,9 +63,10 @@ void bind_batch(nb::module_& m) {
       .def_prop_ro("unknown", [](PyBatch& self) { return self.held.get().unknown(); })
       .def("failures", &failures, nb::sig("def failures(self) -> list[Failure]"),
            "The first 64 failures.")
-      .def("wait", [](PyBatch& self, TimeoutArg timeout) { self.wait(timeout.get()); },
-           "timeout"_a.none() = nb::none(),
-           "Blocks until nothing is pending. Raises the first failure.")
+      .def(
+          "wait", [](PyBatch& self, TimeoutArg timeout) { self.wait(timeout.get()); },
+          "timeout"_a.none() = nb::none(),
+          "Blocks until nothing is pending. Raises the first failure.")
       .def("cancel", &PyBatch::cancel)
       .def(
           "seal",
@@ -80,8 +80,9 @@ void bind_batch(nb::module_& m) {
                   " None], tag: int = 0) -> None"),
           "Reports once, when nothing is pending.")
       .def("reset", [](PyBatch& self) { unwrap(self.held.get().reset()); })
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> Batch"))
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> Batch"))
       .def(
           "__exit__",
           [](PyBatch& self, nb::handle type, nb::handle, nb::handle) { leave(self, type); },

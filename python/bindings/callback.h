@@ -34,9 +34,6 @@ struct CallbackBox : std::enable_shared_from_this<CallbackBox> {
 };
 using SharedCallback = std::shared_ptr<CallbackBox>;
 
-/// Drops a reference to a callback under the GIL, from any thread.
-void release_callback(SharedCallback&& callback);
-
 /// The Python class Notify.
 struct PyNotify {
   nb::object target{};  ///< Inbox, Flag or callable

@@ -69,8 +69,9 @@ void bind_network(nb::module_& m) {
       .field("options", "ShmOptions | VerbsOptions | None", &Network::options)
       .python()
       .def("__str__", [](const Network& self) { return fabric::to_string(self); });
-  m.def("parse_network", [](std::string_view text) { return unwrap(fabric::parse_network(text)); },
-        "text"_a, "Reads the text form, as in FABRICLIB_NETWORKS: 'verbs mlx5_0', 'shm lanes=2'.");
+  m.def(
+      "parse_network", [](std::string_view text) { return unwrap(fabric::parse_network(text)); },
+      "text"_a, "Reads the text form, as in FABRICLIB_NETWORKS: 'verbs mlx5_0', 'shm lanes=2'.");
 }
 
 }  // namespace
@@ -92,9 +93,10 @@ void bind_config(nb::module_& m) {
   bind_network(m);
   Record<Config> record(m, "Config", "Every setting of an engine; docs/configuration.md.");
   record
-      .custom("networks", "tuple[Network, ...]", "collections.abc.Sequence[Network | str]",
-              [](const Config& self) { return to_python(self.networks); },
-              [](Config& self, nb::handle value) { self.networks = networks_of(value); })
+      .custom(
+          "networks", "tuple[Network, ...]", "collections.abc.Sequence[Network | str]",
+          [](const Config& self) { return to_python(self.networks); },
+          [](Config& self, nb::handle value) { self.networks = networks_of(value); })
       .field("default_timeout", "float", &Config::default_timeout, kSecondsText)
       .field("drain_timeout", "float", &Config::drain_timeout, kSecondsText)
       .field("timeout_max", "float", &Config::timeout_max, kSecondsText)

@@ -20,16 +20,17 @@ constexpr const char* kGroupExpect =
 void bind_one(nb::module_& m) {
   nb::class_<PyCounter>(m, "Counter", "Counts the writes that arrived with its counter key.")
       .def_prop_ro("key", [](PyCounter& self) { return self.get().key(); })
-      .def_prop_ro("count", [](PyCounter& self) { return self.get().count(); },
-                   "A gauge: only an expectation proves that bytes are there.")
-      .def("try_take", [](PyCounter& self, uint64_t n) { return self.get().try_take(n); }, "n"_a)
+      .def_prop_ro(
+          "count", [](PyCounter& self) { return self.get().count(); },
+          "A gauge: only an expectation proves that bytes are there.")
+      .def(
+          "try_take", [](PyCounter& self, uint64_t n) { return self.get().try_take(n); }, "n"_a)
       .def(
           "wait",
           [](PyCounter& self, uint64_t n, TimeoutArg timeout) {
             fabric::Counter& counter = self.get();
-            unwrap(wait_in_slices(self.context(), timeout.get(), [&](fabric::Timeout slice) {
-              return counter.wait(n, slice);
-            }));
+            unwrap(wait_in_slices(self.context(), timeout.get(),
+                                  [&](fabric::Timeout slice) { return counter.wait(n, slice); }));
           },
           "n"_a, "timeout"_a.none() = nb::none(),
           "Blocks until n writes have arrived, and takes them.")
@@ -44,8 +45,9 @@ void bind_one(nb::module_& m) {
           "n"_a, "notify"_a, nb::kw_only(), "tag"_a = 0, "timeout"_a.none() = nb::none(),
           nb::sig(kExpect))
       .def("disarm", [](PyCounter& self) { self.get().disarm(); })
-      .def("bind", [](PyCounter& self, fabric::PeerId peer) { unwrap(self.get().bind(peer)); },
-           "peer"_a, "When the peer is lost, the expectation fails at once.")
+      .def(
+          "bind", [](PyCounter& self, fabric::PeerId peer) { unwrap(self.get().bind(peer)); },
+          "peer"_a, "When the peer is lost, the expectation fails at once.")
       .def("release", [](PyCounter& self) { self.get().release(); })
       .def(
           "close",
@@ -88,16 +90,19 @@ void bind_group(nb::module_& m) {
             to.accepted();
             return op;
           },
-          "notify"_a, nb::kw_only(), "n"_a.none() = nb::none(), "tag"_a = 0, "timeout"_a.none() = nb::none(),
-          nb::sig(kGroupExpect))
+          "notify"_a, nb::kw_only(), "n"_a.none() = nb::none(), "tag"_a = 0,
+          "timeout"_a.none() = nb::none(), nb::sig(kGroupExpect))
       .def("disarm", [](PyCounterGroup& self) { self.get().disarm(); })
       .def_prop_ro("count", [](PyCounterGroup& self) { return self.get().count(); })
-      .def("missing", [](PyCounterGroup& self) { return self.get().missing(); },
-           "Peers whose share of the expectation is not here.")
-      .def("lost", [](PyCounterGroup& self) { return self.get().lost(); },
-           "Peers because of which expectations fail until they are masked.")
-      .def("mask", [](PyCounterGroup& self, fabric::PeerId peer) { unwrap(self.get().mask(peer)); },
-           "peer"_a);
+      .def(
+          "missing", [](PyCounterGroup& self) { return self.get().missing(); },
+          "Peers whose share of the expectation is not here.")
+      .def(
+          "lost", [](PyCounterGroup& self) { return self.get().lost(); },
+          "Peers because of which expectations fail until they are masked.")
+      .def(
+          "mask", [](PyCounterGroup& self, fabric::PeerId peer) { unwrap(self.get().mask(peer)); },
+          "peer"_a);
 }
 
 }  // namespace

@@ -61,9 +61,8 @@ PyRegion register_memory(const PyEngine& self, nb::handle memory, std::optional<
   }
   if (borrowed.address == nullptr) raise(fabric::Errc::kInvalidArgument, "memory: a null address");
   if (borrowed.size_bytes == 0) raise(fabric::Errc::kInvalidArgument, "memory: it is empty");
-  const fabric::Memory request{.address = borrowed.address,
-                               .size_bytes = borrowed.size_bytes,
-                               .remote_write = remote_write};
+  const fabric::Memory request{
+      .address = borrowed.address, .size_bytes = borrowed.size_bytes, .remote_write = remote_write};
   fabric::Engine& engine = self.get();
   auto region = without_gil([&] { return engine.register_memory(request); });
   const bool read_only = borrowed.read_only;
@@ -72,14 +71,13 @@ PyRegion register_memory(const PyEngine& self, nb::handle memory, std::optional<
 
 PyRegion allocate(const PyEngine& self, uint64_t size_bytes, bool huge_pages) {
   fabric::Engine& engine = self.get();
-  auto region = without_gil([&] {
-    return engine.allocate({.size_bytes = size_bytes, .huge_pages = huge_pages});
-  });
+  auto region = without_gil(
+      [&] { return engine.allocate({.size_bytes = size_bytes, .huge_pages = huge_pages}); });
   return add_region(self, std::move(region), {}, false);
 }
 
-fabric::PeerId connect(const PyEngine& self, nb::handle address,
-                       std::vector<std::string> networks, bool warm) {
+fabric::PeerId connect(const PyEngine& self, nb::handle address, std::vector<std::string> networks,
+                       bool warm) {
   const fabric::ConnectOptions options{.networks = std::move(networks), .warm = warm};
   fabric::Engine& engine = self.get();
   if (nb::isinstance<nb::str>(address)) {
@@ -100,11 +98,8 @@ std::vector<fabric::CounterKey> resolve(const PyEngine& self, fabric::PeerId pee
   fabric::Engine& engine = self.get();
   std::vector<fabric::CounterKey> keys(names.size());
   auto batch = unwrap(engine.make_batch());
-  unwrap(engine.submit(fabric::Resolve{.peer = peer,
-                                       .names = names,
-                                       .out = keys,
-                                       .timeout = timeout.get(),
-                                       .batch = batch.id()}));
+  unwrap(engine.submit(fabric::Resolve{
+      .peer = peer, .names = names, .out = keys, .timeout = timeout.get(), .batch = batch.id()}));
   try {
     unwrap(wait_in_slices(
         *self.box->context, fabric::Timeout::forever(),
@@ -129,8 +124,7 @@ Held<T> hold(const PyEngine& self, fabric::Result<T> made) {
 Held<fabric::PageList> make_page_list(const PyEngine& self, nb::handle pages) {
   // A sequence of (first, count) pairs is a list of ranges.
   if (PySequence_Check(pages.ptr()) != 0 && PyObject_CheckBuffer(pages.ptr()) == 0 &&
-      PySequence_Size(pages.ptr()) > 0 &&
-      nb::isinstance<nb::tuple>(nb::borrow(pages)[0])) {
+      PySequence_Size(pages.ptr()) > 0 && nb::isinstance<nb::tuple>(nb::borrow(pages)[0])) {
     std::vector<fabric::PageRange> ranges;
     for (nb::handle item : nb::iter(pages)) {
       std::pair<uint32_t, uint32_t> range;
@@ -161,8 +155,8 @@ Held<fabric::WriteList> make_write_list(const PyEngine& self, nb::handle source_
   const Offsets from(source_offsets, "source_offsets");
   const Offsets to(target_offsets, "target_offsets");
   const Offsets sizes(sizes_bytes, "sizes_bytes");
-  const size_t count = std::max({from.count().value_or(1), to.count().value_or(1),
-                                 sizes.count().value_or(1)});
+  const size_t count =
+      std::max({from.count().value_or(1), to.count().value_or(1), sizes.count().value_or(1)});
   from.expect_count(count);
   to.expect_count(count);
   sizes.expect_count(count);
@@ -200,14 +194,13 @@ void bind_offer(nb::module_& m) {
           "__init__",
           [](fabric::ScatterTarget* self, fabric::RemoteRegion target, uint64_t size_bytes,
              uint64_t target_offset, uint64_t source_offset, const fabric::CounterKey* imm) {
-            new (self) fabric::ScatterTarget{
-                .target = target.at(target_offset),
-                .source_offset = source_offset,
-                .size_bytes = size_bytes,
-                .imm = imm == nullptr ? fabric::CounterKey{} : *imm};
+            new (self) fabric::ScatterTarget{.target = target.at(target_offset),
+                                             .source_offset = source_offset,
+                                             .size_bytes = size_bytes,
+                                             .imm = imm == nullptr ? fabric::CounterKey{} : *imm};
           },
-          "target"_a, "size_bytes"_a, nb::kw_only(), "target_offset"_a = 0,
-          "source_offset"_a = 0, "imm"_a.none() = nb::none(),
+          "target"_a, "size_bytes"_a, nb::kw_only(), "target_offset"_a = 0, "source_offset"_a = 0,
+          "imm"_a.none() = nb::none(),
           nb::sig("def __init__(self, target: RemoteRegion, size_bytes: int, *, target_offset: int "
                   "= 0, source_offset: int = 0, imm: CounterKey | None = None) -> None"));
 }
@@ -232,8 +225,9 @@ void bind_lifetime(nb::class_<PyEngine>& engine) {
             if (!closed && closed.error().code != fabric::Errc::kClosed) raise(closed.error());
           },
           "timeout"_a.none() = nb::none(), "Cancels, drains, reports every operation, then stops.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> typing.Self"))
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> typing.Self"))
       .def(
           "__exit__", [](nb::handle self, const nb::args&) { self.attr("close")(); },
           nb::sig("def __exit__(self, *exception: object) -> None"));
@@ -247,35 +241,39 @@ void bind_peers(nb::class_<PyEngine>& engine) {
            nb::sig("def connect(self, address: bytes | str, *, networks: collections.abc.Sequence["
                    "str] = [], warm: bool = False) -> PeerId"),
            "Returns at once; operations to the peer wait while it is connecting.")
-      .def("disconnect",
-           [](const PyEngine& self, fabric::PeerId peer) { unwrap(self.get().disconnect(peer)); },
-           "peer"_a)
-      .def("peer_info",
-           [](const PyEngine& self, fabric::PeerId peer) {
-             return unwrap(self.get().peer_info(peer));
-           },
-           "peer"_a)
-      .def("peers", [](const PyEngine& self, fabric::PeerFilter filter) {
-            return self.get().peers(filter);
+      .def(
+          "disconnect",
+          [](const PyEngine& self, fabric::PeerId peer) { unwrap(self.get().disconnect(peer)); },
+          "peer"_a)
+      .def(
+          "peer_info",
+          [](const PyEngine& self, fabric::PeerId peer) {
+            return unwrap(self.get().peer_info(peer));
           },
+          "peer"_a)
+      .def(
+          "peers",
+          [](const PyEngine& self, fabric::PeerFilter filter) { return self.get().peers(filter); },
           "filter"_a = fabric::PeerFilter::kOpen)
-      .def("make_group",
-           [](const PyEngine& self, const std::vector<fabric::PeerId>& peers) {
-             return hold(self, self.get().make_group(peers));
-           },
-           "peers"_a)
-      .def("offer",
-           [](const PyEngine& self, const PyRegion& region, fabric::CounterKey key) {
-             return unwrap(self.get().offer(region.box->region(), key));
-           },
-           "region"_a, "key"_a,
-           "Address, descriptor and counter key in one line of text.")
-      .def("accept",
-           [](const PyEngine& self, const std::string& offer) {
-             fabric::Engine& engine = self.get();
-             return unwrap(without_gil([&] { return engine.accept(offer); }));
-           },
-           "offer"_a);
+      .def(
+          "make_group",
+          [](const PyEngine& self, const std::vector<fabric::PeerId>& peers) {
+            return hold(self, self.get().make_group(peers));
+          },
+          "peers"_a)
+      .def(
+          "offer",
+          [](const PyEngine& self, const PyRegion& region, fabric::CounterKey key) {
+            return unwrap(self.get().offer(region.box->region(), key));
+          },
+          "region"_a, "key"_a, "Address, descriptor and counter key in one line of text.")
+      .def(
+          "accept",
+          [](const PyEngine& self, const std::string& offer) {
+            fabric::Engine& engine = self.get();
+            return unwrap(without_gil([&] { return engine.accept(offer); }));
+          },
+          "offer"_a);
 }
 
 void bind_regions(nb::class_<PyEngine>& engine) {
@@ -285,8 +283,8 @@ void bind_regions(nb::class_<PyEngine>& engine) {
         "(self, memory: typing.Any = None, *, address: int | None = None, size: int | None = "
         "None, owner: object = None, remote_write: bool = True) -> MemoryRegion");
     engine.def(name, &register_memory, "memory"_a.none() = nb::none(), nb::kw_only(),
-               "address"_a.none() = nb::none(), "size"_a.none() = nb::none(), "owner"_a.none() = nb::none(),
-               "remote_write"_a = true, nb::sig(text),
+               "address"_a.none() = nb::none(), "size"_a.none() = nb::none(),
+               "owner"_a.none() = nb::none(), "remote_write"_a = true, nb::sig(text),
                "Registers the memory of an array (numpy, torch, anything with DLPack, the buffer "
                "protocol or data_ptr()) without a copy, or size bytes from address on. The array, "
                "or owner, is kept alive until no peer can write any more.");
@@ -294,13 +292,14 @@ void bind_regions(nb::class_<PyEngine>& engine) {
   engine
       .def("allocate", &allocate, "size_bytes"_a, nb::kw_only(), "huge_pages"_a = true,
            "Zeroed pages, registered on every network: the fast way on one host.")
-      .def("import_region",
-           [](const PyEngine& self, fabric::PeerId owner, nb::bytes desc) {
-             fabric::Engine& engine = self.get();
-             const auto bytes = span_of(desc);
-             return unwrap(without_gil([&] { return engine.import_region(owner, bytes); }));
-           },
-           "owner"_a, "desc"_a)
+      .def(
+          "import_region",
+          [](const PyEngine& self, fabric::PeerId owner, nb::bytes desc) {
+            fabric::Engine& engine = self.get();
+            const auto bytes = span_of(desc);
+            return unwrap(without_gil([&] { return engine.import_region(owner, bytes); }));
+          },
+          "owner"_a, "desc"_a)
       .def("make_page_list", &make_page_list, "pages"_a,
            nb::sig("def make_page_list(self, pages: collections.abc.Sequence[int] | "
                    "collections.abc.Sequence[tuple[int, int]] | typing.Any) -> PageList"),
@@ -317,34 +316,37 @@ constexpr const char* kNotifyType =
 
 void bind_reporters(nb::class_<PyEngine>& engine) {
   engine
-      .def("make_watcher",
-           [](const PyEngine& self, nb::handle notify, uint64_t tag, bool polled) {
-             return make_reporter<fabric::Watcher>(self, notify, tag, [&](fabric::Notify to) {
-               return self.get().make_watcher(to, {.polled = polled});
-             });
-           },
-           "notify"_a, nb::kw_only(), "tag"_a = 0, "polled"_a = true,
-           nb::sig(keep_text(std::string("def make_watcher(self, ") + kNotifyType +
-                             ", *, tag: int = 0, polled: bool = True) -> Watcher")))
-      .def("listen",
-           [](const PyEngine& self, uint16_t channel, nb::handle notify, uint64_t tag) {
-             return make_reporter<fabric::Subscription>(
-                 self, notify, tag,
-                 [&](fabric::Notify to) { return self.get().listen(channel, to); });
-           },
-           "channel"_a, "notify"_a, nb::kw_only(), "tag"_a = 0,
-           nb::sig(keep_text(std::string("def listen(self, channel: int, ") + kNotifyType +
-                             ", *, tag: int = 0) -> Subscription")),
-           "Messages of one channel.")
-      .def("subscribe",
-           [](const PyEngine& self, nb::handle notify, uint64_t tag) {
-             return make_reporter<fabric::Subscription>(
-                 self, notify, tag, [&](fabric::Notify to) { return self.get().subscribe(to); });
-           },
-           "notify"_a, nb::kw_only(), "tag"_a = 0,
-           nb::sig(keep_text(std::string("def subscribe(self, ") + kNotifyType +
-                             ", *, tag: int = 0) -> Subscription")),
-           "Changes of peers and rails, room in queues, and failures that nothing else reports.");
+      .def(
+          "make_watcher",
+          [](const PyEngine& self, nb::handle notify, uint64_t tag, bool polled) {
+            return make_reporter<fabric::Watcher>(self, notify, tag, [&](fabric::Notify to) {
+              return self.get().make_watcher(to, {.polled = polled});
+            });
+          },
+          "notify"_a, nb::kw_only(), "tag"_a = 0, "polled"_a = true,
+          nb::sig(keep_text(std::string("def make_watcher(self, ") + kNotifyType +
+                            ", *, tag: int = 0, polled: bool = True) -> Watcher")))
+      .def(
+          "listen",
+          [](const PyEngine& self, uint16_t channel, nb::handle notify, uint64_t tag) {
+            return make_reporter<fabric::Subscription>(self, notify, tag, [&](fabric::Notify to) {
+              return self.get().listen(channel, to);
+            });
+          },
+          "channel"_a, "notify"_a, nb::kw_only(), "tag"_a = 0,
+          nb::sig(keep_text(std::string("def listen(self, channel: int, ") + kNotifyType +
+                            ", *, tag: int = 0) -> Subscription")),
+          "Messages of one channel.")
+      .def(
+          "subscribe",
+          [](const PyEngine& self, nb::handle notify, uint64_t tag) {
+            return make_reporter<fabric::Subscription>(
+                self, notify, tag, [&](fabric::Notify to) { return self.get().subscribe(to); });
+          },
+          "notify"_a, nb::kw_only(), "tag"_a = 0,
+          nb::sig(keep_text(std::string("def subscribe(self, ") + kNotifyType +
+                            ", *, tag: int = 0) -> Subscription")),
+          "Changes of peers and rails, room in queues, and failures that nothing else reports.");
 }
 
 void bind_notification(nb::class_<PyEngine>& engine) {
@@ -352,20 +354,22 @@ void bind_notification(nb::class_<PyEngine>& engine) {
     return PyBatch(self.box, unwrap(self.get().make_batch()));
   };
   engine
-      .def("make_inbox",
-           [](const PyEngine& self, uint32_t depth) {
-             return PyInbox(self.box->context, unwrap(self.get().make_inbox(depth)));
-           },
-           "depth"_a)
+      .def(
+          "make_inbox",
+          [](const PyEngine& self, uint32_t depth) {
+            return PyInbox(self.box->context, unwrap(self.get().make_inbox(depth)));
+          },
+          "depth"_a)
       .def("make_batch", make_batch)
       .def("batch", make_batch, "make_batch(), for a with statement.")
       .def("make_counter",
            [](const PyEngine& self) { return hold(self, self.get().make_counter()); })
-      .def("named_counter",
-           [](const PyEngine& self, uint64_t name) {
-             return hold(self, self.get().named_counter(name));
-           },
-           "name"_a)
+      .def(
+          "named_counter",
+          [](const PyEngine& self, uint64_t name) {
+            return hold(self, self.get().named_counter(name));
+          },
+          "name"_a)
       .def("make_counter_group",
            [](const PyEngine& self) { return hold(self, self.get().make_counter_group()); })
       .def("make_flag", [](const PyEngine& self) { return hold(self, self.get().make_flag()); })
@@ -373,30 +377,35 @@ void bind_notification(nb::class_<PyEngine>& engine) {
            nb::sig("def resolve(self, peer: PeerId, names: collections.abc.Sequence[int], timeout: "
                    "float | datetime.timedelta | None = None) -> list[CounterKey]"),
            "The counter keys of a peer's named counters.")
-      .def("cancel", [](const PyEngine& self, fabric::OpId op) { unwrap(self.get().cancel(op)); },
-           "op"_a)
-      .def("wait", [](const PyEngine&, PyBatch& batch, TimeoutArg timeout) {
-            batch.wait(timeout.get());
-          },
+      .def(
+          "cancel", [](const PyEngine& self, fabric::OpId op) { unwrap(self.get().cancel(op)); },
+          "op"_a)
+      .def(
+          "wait",
+          [](const PyEngine&, PyBatch& batch, TimeoutArg timeout) { batch.wait(timeout.get()); },
           "batch"_a, "timeout"_a.none() = nb::none());
 }
 
 void bind_introspection(nb::class_<PyEngine>& engine) {
-  engine.def("now", [](const PyEngine& self) { return self.get().now(); },
-             "Seconds on the engine's clock.")
+  engine
+      .def(
+          "now", [](const PyEngine& self) { return self.get().now(); },
+          "Seconds on the engine's clock.")
       .def("now_ns", [](const PyEngine& self) { return self.get().now().count(); })
-      .def("progress",
-           [](const PyEngine& self) {
-             fabric::Engine& engine = self.get();
-             return without_gil([&] { return engine.progress(); });
-           },
-           "Inline only: one bounded turn, then due callbacks.")
+      .def(
+          "progress",
+          [](const PyEngine& self) {
+            fabric::Engine& engine = self.get();
+            return without_gil([&] { return engine.progress(); });
+          },
+          "Inline only: one bounded turn, then due callbacks.")
       .def_prop_ro("is_inline", [](const PyEngine& self) { return self.box->context->is_inline(); })
       .def("stats", [](const PyEngine& self) { return self.get().stats(); })
       .def("rail_stats", [](const PyEngine& self) { return self.get().rail_stats(); })
       .def("peer_stats", [](const PyEngine& self) { return self.get().peer_stats(); })
-      .def("dump", [](const PyEngine& self) { return self.get().dump(); },
-           "What is in flight, which peer it waits for, for how long.")
+      .def(
+          "dump", [](const PyEngine& self) { return self.get().dump(); },
+          "What is in flight, which peer it waits for, for how long.")
       .def("dump_json", [](const PyEngine& self) { return self.get().dump_json(); });
 }
 

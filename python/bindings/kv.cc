@@ -138,10 +138,9 @@ void construct_decoder(PyDecoder* self, const PyEngine& engine, const kv::Layout
   fabric::Engine& open = engine.get();
   auto decoder = without_gil([&] { return kv::Decoder::open(open, options); });
   if (!decoder) raise(decoder.error());
-  new (self) PyDecoder{{engine.box->context,
-                        std::make_unique<KvMember<kv::Decoder>>(
-                            KvMember<kv::Decoder>{engine.box, std::move(kept),
-                                                  std::move(*decoder)})}};
+  new (self)
+      PyDecoder{{engine.box->context, std::make_unique<KvMember<kv::Decoder>>(KvMember<kv::Decoder>{
+                                          engine.box, std::move(kept), std::move(*decoder)})}};
 }
 
 kv::DecodeRequest request_of(const std::string& id, uint32_t attempt, uint32_t prefill,
@@ -189,56 +188,63 @@ std::string request_text(const char* name, const char* result) {
          result;
 }
 
-#define FABRIC_PYTHON_REQUEST_ARGS                                                               \
+#define FABRIC_PYTHON_REQUEST_ARGS                                                                \
   "id"_a, nb::kw_only(), "attempt"_a = 0, "prefill"_a, "sources"_a, "prompt_tokens"_a, "pages"_a, \
-      "cached_tokens"_a = std::vector<uint32_t>{}, "tail_slot"_a.none() = nb::none(),            \
-      "tail_rank"_a.none() = nb::none(), "per_layer"_a = false, "deadline"_a.none() = nb::none(), \
-      "info"_a = nb::bytes("", 0)
-#define FABRIC_PYTHON_REQUEST_TYPES                                                            \
+                         "cached_tokens"_a = std::vector<uint32_t>{},                             \
+                         "tail_slot"_a.none() = nb::none(), "tail_rank"_a.none() = nb::none(),    \
+                         "per_layer"_a = false, "deadline"_a.none() = nb::none(),                 \
+                         "info"_a = nb::bytes("", 0)
+#define FABRIC_PYTHON_REQUEST_TYPES                                                             \
   const std::string&, uint32_t, uint32_t, const std::vector<kv::Source>&, uint32_t, nb::handle, \
-      std::vector<uint32_t>, std::optional<uint32_t>, std::optional<uint32_t>, bool,           \
+      std::vector<uint32_t>, std::optional<uint32_t>, std::optional<uint32_t>, bool,            \
       const std::optional<SecondsArg>&, const nb::bytes&
 
 void bind_requests(nb::class_<PyDecoder>& decoder) {
   decoder
-      .def("add_prefill",
-           [](PyDecoder& self, const kv::Side& side) {
-             kv::Decoder& object = self.get();
-             const OneThread::Use use(self.one);
-             kv::Refusal refusal;
-             const auto number = object.add_prefill(side, &refusal);
-             if (!number) raise_refused(number.error(), refusal);
-             return *number;
-           },
-           "side"_a, "Plans the transfer from a prefill side. The same side, the same number.")
-      .def("source_ranks",
-           [](PyDecoder& self, uint32_t prefill) {
-             return unwrap(self.get().source_ranks(prefill));
-           },
-           "prefill"_a)
+      .def(
+          "add_prefill",
+          [](PyDecoder& self, const kv::Side& side) {
+            kv::Decoder& object = self.get();
+            const OneThread::Use use(self.one);
+            kv::Refusal refusal;
+            const auto number = object.add_prefill(side, &refusal);
+            if (!number) raise_refused(number.error(), refusal);
+            return *number;
+          },
+          "side"_a, "Plans the transfer from a prefill side. The same side, the same number.")
+      .def(
+          "source_ranks",
+          [](PyDecoder& self, uint32_t prefill) {
+            return unwrap(self.get().source_ranks(prefill));
+          },
+          "prefill"_a)
       .def("start", &start<FABRIC_PYTHON_REQUEST_TYPES>, FABRIC_PYTHON_REQUEST_ARGS,
            nb::sig(keep_text(request_text("start", "None"))),
            "Leases the pages and dispatches the request to its sources.")
       .def("count", &count<FABRIC_PYTHON_REQUEST_TYPES>, FABRIC_PYTHON_REQUEST_ARGS,
            nb::sig(keep_text(request_text("count", "int"))), "Writes of a request.")
-      .def("cancel",
-           [](PyDecoder& self, const std::string& id) { unwrap(self.get().cancel(id)); }, "id"_a)
-      .def("drain", [](PyDecoder& self, bool stop) { self.get().drain(stop); }, "stop"_a = false)
-      .def("layer_ready",
-           [](PyDecoder& self, const std::string& id, uint32_t layer) {
-             return unwrap(self.get().layer_ready(id, layer));
-           },
-           "id"_a, "layer"_a)
-      .def("wait_layer",
-           [](PyDecoder& self, const std::string& id, uint32_t layer, TimeoutArg timeout) {
-             kv::Decoder& object = self.get();
-             const OneThread::Use use(self.one);
-             unwrap(wait_in_slices(
-                 self.held.context(), timeout.get(),
-                 [&](fabric::Timeout slice) { return object.wait_layer(id, layer, slice); }));
-           },
-           "id"_a, "layer"_a, "timeout"_a.none() = nb::none(),
-           "Blocks until the layer may be read.");
+      .def(
+          "cancel", [](PyDecoder& self, const std::string& id) { unwrap(self.get().cancel(id)); },
+          "id"_a)
+      .def(
+          "drain", [](PyDecoder& self, bool stop) { self.get().drain(stop); }, "stop"_a = false)
+      .def(
+          "layer_ready",
+          [](PyDecoder& self, const std::string& id, uint32_t layer) {
+            return unwrap(self.get().layer_ready(id, layer));
+          },
+          "id"_a, "layer"_a)
+      .def(
+          "wait_layer",
+          [](PyDecoder& self, const std::string& id, uint32_t layer, TimeoutArg timeout) {
+            kv::Decoder& object = self.get();
+            const OneThread::Use use(self.one);
+            unwrap(wait_in_slices(self.held.context(), timeout.get(), [&](fabric::Timeout slice) {
+              return object.wait_layer(id, layer, slice);
+            }));
+          },
+          "id"_a, "layer"_a, "timeout"_a.none() = nb::none(),
+          "Blocks until the layer may be read.");
 }
 
 void bind_decoder(nb::module_& m) {
@@ -251,47 +257,55 @@ void bind_decoder(nb::module_& m) {
                       "DecoderOptions | None = None) -> None"));
   bind_requests(decoder);
   decoder
-      .def("poll",
-           [](PyDecoder& self, uint32_t max) {
-             const OneThread::Use use(self.one);
-             return poll_events<kv::DecodeEvent>(self, max);
-           },
-           "max"_a = 64,
-           nb::sig("def poll(self, max: int = 64) -> list[DecodeEvent]"),
-           "Does everything that is due; once per step of the inference engine.")
+      .def(
+          "poll",
+          [](PyDecoder& self, uint32_t max) {
+            const OneThread::Use use(self.one);
+            return poll_events<kv::DecodeEvent>(self, max);
+          },
+          "max"_a = 64, nb::sig("def poll(self, max: int = 64) -> list[DecodeEvent]"),
+          "Does everything that is due; once per step of the inference engine.")
       .def("wait", &wait_for_events<kv::Decoder>, "timeout"_a.none() = nb::none(),
            "Blocks until poll() has something to do.")
-      .def("fd", [](PyDecoder& self) { return unwrap(self.get().fd()); },
-           "Readable when poll() has something to do.")
-      .def("page_state",
-           [](PyDecoder& self, uint32_t group, uint32_t page) {
-             return self.get().page_state(group, page);
-           },
-           "group"_a, "page"_a)
-      .def("load", [](PyDecoder& self, fabric::PeerId peer) { return self.get().load(peer); },
-           "peer"_a)
+      .def(
+          "fd", [](PyDecoder& self) { return unwrap(self.get().fd()); },
+          "Readable when poll() has something to do.")
+      .def(
+          "page_state",
+          [](PyDecoder& self, uint32_t group, uint32_t page) {
+            return self.get().page_state(group, page);
+          },
+          "group"_a, "page"_a)
+      .def(
+          "load", [](PyDecoder& self, fabric::PeerId peer) { return self.get().load(peer); },
+          "peer"_a)
       .def("stats", [](PyDecoder& self) { return self.get().stats(); })
-      .def("close", [](PyDecoder& self) { self.held.close(); },
-           "Ends it. drain() it first: else no proof for its pages is left.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> Decoder"))
-      .def("__exit__", [](PyDecoder& self, const nb::args&) { self.held.close(); },
-           nb::sig("def __exit__(self, *exception: object) -> None"));
+      .def(
+          "close", [](PyDecoder& self) { self.held.close(); },
+          "Ends it. drain() it first: else no proof for its pages is left.")
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> Decoder"))
+      .def(
+          "__exit__", [](PyDecoder& self, const nb::args&) { self.held.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"));
 }
 
 void bind_pool(nb::module_& m) {
   nb::class_<kv::PagePool>(m, "PagePool", "A small allocator of page ids, for examples and tests.")
       .def(nb::init<uint32_t>(), "pages"_a)
-      .def("allocate",
-           [](kv::PagePool& self, uint32_t count) { return unwrap(self.allocate(count)); },
-           "count"_a)
-      .def("release",
-           [](kv::PagePool& self, nb::handle pages) {
-             const PageIndices ids(pages, "pages");
-             unwrap(self.release(ids.get()));
-           },
-           "pages"_a,
-           nb::sig("def release(self, pages: collections.abc.Sequence[int] | typing.Any) -> None"))
+      .def(
+          "allocate",
+          [](kv::PagePool& self, uint32_t count) { return unwrap(self.allocate(count)); },
+          "count"_a)
+      .def(
+          "release",
+          [](kv::PagePool& self, nb::handle pages) {
+            const PageIndices ids(pages, "pages");
+            unwrap(self.release(ids.get()));
+          },
+          "pages"_a,
+          nb::sig("def release(self, pages: collections.abc.Sequence[int] | typing.Any) -> None"))
       .def_prop_ro("free", &kv::PagePool::free)
       .def_prop_ro("size", &kv::PagePool::size)
       .def("is_free", &kv::PagePool::is_free, "page"_a);

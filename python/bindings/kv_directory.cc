@@ -31,22 +31,21 @@ void bind_members(nb::module_& m) {
   Record<Member>(m, "Member", "One engine as a directory lists it.")
       .field("engine_id", "int", &Member::engine_id)
       .field("incarnation", "int", &Member::incarnation)
-      .custom("address", "bytes", nullptr,
-              [](const Member& self) { return to_bytes(self.address); },
-              [](Member& self, nb::handle value) {
-                self.address = bytes_of(value, "Member.address");
-              })
+      .custom(
+          "address", "bytes", nullptr, [](const Member& self) { return to_bytes(self.address); },
+          [](Member& self, nb::handle value) { self.address = bytes_of(value, "Member.address"); })
       .field("layout_hash", "int", &Member::layout_hash)
       .field("capacity", "int", &Member::capacity)
       .field("load", "int", &Member::load)
       .field("role", "Role", &Member::role)
       .field("label", "str", &Member::label)
       .python()
-      .def("to_text", [](const Member& self) { return unwrap(kv::to_text(self)); },
-           "One word of text, for command lines and files.")
-      .def_static("from_text",
-                  [](std::string_view text) { return unwrap(kv::member_from_text(text)); },
-                  "text"_a);
+      .def(
+          "to_text", [](const Member& self) { return unwrap(kv::to_text(self)); },
+          "One word of text, for command lines and files.")
+      .def_static(
+          "from_text", [](std::string_view text) { return unwrap(kv::member_from_text(text)); },
+          "text"_a);
   Record<kv::View>(m, "View", "What a directory knows.")
       .field("revision", "int", &kv::View::revision)
       .field("stale", "bool", &kv::View::stale)
@@ -62,12 +61,13 @@ void bind_members(nb::module_& m) {
       .field("restarted", "bool", &Change::restarted)
       .field("member", "Member", &Change::member);
   m.def("changes", &kv::changes, "before"_a, "after"_a);
-  m.def("describe",
-        [](const PyEngine& engine) {
-          fabric::Engine& open = engine.get();
-          return unwrap(without_gil([&] { return kv::describe(open); }));
-        },
-        "engine"_a, "A member that describes this engine.");
+  m.def(
+      "describe",
+      [](const PyEngine& engine) {
+        fabric::Engine& open = engine.get();
+        return unwrap(without_gil([&] { return kv::describe(open); }));
+      },
+      "engine"_a, "A member that describes this engine.");
 }
 
 void bind_static(nb::module_& m) {
@@ -89,18 +89,19 @@ void bind_embedded_options(nb::module_& m) {
   using kv::EmbeddedOptions;
   using kv::EmbeddedStats;
   Record<EmbeddedOptions>(m, "EmbeddedOptions", "Membership without a server.")
-      .custom("seeds", "tuple[bytes, ...]", "collections.abc.Sequence[bytes]",
-              [](const EmbeddedOptions& self) {
-                nb::list seeds;
-                for (const auto& seed : self.seeds) seeds.append(to_bytes(seed));
-                return nb::tuple(seeds);
-              },
-              [](EmbeddedOptions& self, nb::handle value) {
-                self.seeds.clear();
-                for (nb::handle seed : nb::iter(value)) {
-                  self.seeds.push_back(bytes_of(seed, "EmbeddedOptions.seeds"));
-                }
-              })
+      .custom(
+          "seeds", "tuple[bytes, ...]", "collections.abc.Sequence[bytes]",
+          [](const EmbeddedOptions& self) {
+            nb::list seeds;
+            for (const auto& seed : self.seeds) seeds.append(to_bytes(seed));
+            return nb::tuple(seeds);
+          },
+          [](EmbeddedOptions& self, nb::handle value) {
+            self.seeds.clear();
+            for (nb::handle seed : nb::iter(value)) {
+              self.seeds.push_back(bytes_of(seed, "EmbeddedOptions.seeds"));
+            }
+          })
       .field("serve", "bool", &EmbeddedOptions::serve)
       .field("watch", "bool", &EmbeddedOptions::watch)
       .field("channel", "int", &EmbeddedOptions::channel)
@@ -131,9 +132,8 @@ void construct_embedded(PyEmbedded* self, const PyEngine& engine,
   auto directory = without_gil([&] { return kv::EmbeddedDirectory::open(open, options); });
   if (!directory) raise(directory.error());
   using Member = KvMember<std::unique_ptr<kv::EmbeddedDirectory>>;
-  new (self) PyEmbedded{
-      {engine.box->context,
-       std::make_unique<Member>(Member{engine.box, {}, std::move(*directory)})}};
+  new (self) PyEmbedded{{engine.box->context,
+                         std::make_unique<Member>(Member{engine.box, {}, std::move(*directory)})}};
 }
 
 void bind_embedded(nb::module_& m) {
@@ -142,14 +142,14 @@ void bind_embedded(nb::module_& m) {
       .def("__init__", &construct_embedded, "engine"_a, "options"_a.none() = nb::none(),
            nb::sig("def __init__(self, engine: fabric_lib._native.Engine, options: "
                    "EmbeddedOptions | None = None) -> None"))
-      .def("announce",
-           [](PyEmbedded& self, const kv::Member& member) {
-             unwrap(self.get()->announce(member));
-           },
-           "member"_a)
+      .def(
+          "announce",
+          [](PyEmbedded& self, const kv::Member& member) { unwrap(self.get()->announce(member)); },
+          "member"_a)
       .def("leave", [](PyEmbedded& self) { unwrap(self.get()->leave()); })
-      .def("poll", [](PyEmbedded& self) { return self.get()->poll(); },
-           "True when the view has changed since the last poll(). Never blocks.")
+      .def(
+          "poll", [](PyEmbedded& self) { return self.get()->poll(); },
+          "True when the view has changed since the last poll(). Never blocks.")
       .def("members", [](PyEmbedded& self) { return self.get()->members(); })
       .def("fd", [](PyEmbedded& self) { return unwrap(self.get()->fd()); })
       .def("stats", [](PyEmbedded& self) { return self.get()->stats(); })

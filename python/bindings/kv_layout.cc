@@ -11,8 +11,6 @@ namespace fabric_python {
 namespace {
 
 namespace kv = fabric::kv;
-constexpr const char* kInts = "tuple[int, ...]";
-constexpr const char* kIntSequence = "collections.abc.Sequence[int]";
 
 void bind_kinds(nb::module_& m) {
   nb::enum_<kv::GroupKind>(m, "GroupKind")
@@ -128,27 +126,33 @@ void bind_layout(nb::module_& m) {
 void bind_layout_functions(nb::module_& m) {
   using kv::Layout;
   using kv::Side;
-  m.def("check",
-        [](const Layout& layout) {
-          kv::Refusal refusal;
-          const auto result = kv::check(layout, &refusal);
-          if (!result) raise_refused(result.error(), refusal);
-        },
-        "layout"_a, "Raises, with `refusal`, when plan() would not accept it by itself.");
-  m.def("encode", [](const Layout& layout) { return to_bytes(unwrap(kv::encode(layout))); },
-        "layout"_a);
-  m.def("encode", [](const Side& side) { return to_bytes(unwrap(kv::encode(side))); }, "side"_a);
-  m.def("decode_layout",
-        [](const nb::bytes& data) { return unwrap(kv::decode_layout(span_of(data))); }, "data"_a);
-  m.def("decode_side",
-        [](const nb::bytes& data) { return unwrap(kv::decode_side(span_of(data))); }, "data"_a);
+  m.def(
+      "check",
+      [](const Layout& layout) {
+        kv::Refusal refusal;
+        const auto result = kv::check(layout, &refusal);
+        if (!result) raise_refused(result.error(), refusal);
+      },
+      "layout"_a, "Raises, with `refusal`, when plan() would not accept it by itself.");
+  m.def(
+      "encode", [](const Layout& layout) { return to_bytes(unwrap(kv::encode(layout))); },
+      "layout"_a);
+  m.def(
+      "encode", [](const Side& side) { return to_bytes(unwrap(kv::encode(side))); }, "side"_a);
+  m.def(
+      "decode_layout",
+      [](const nb::bytes& data) { return unwrap(kv::decode_layout(span_of(data))); }, "data"_a);
+  m.def(
+      "decode_side", [](const nb::bytes& data) { return unwrap(kv::decode_side(span_of(data))); },
+      "data"_a);
   m.def("layout_hash", &kv::layout_hash, "layout"_a, "0 for a layout that check() refuses.");
-  m.def("place_tensor",
-        [](kv::Tensor& tensor, const kv::DensePlacement& placement) {
-          return unwrap(kv::place_tensor(tensor, placement));
-        },
-        "tensor"_a, "placement"_a,
-        "Fills in the strides of a dense tensor. Returns the bytes that it takes.");
+  m.def(
+      "place_tensor",
+      [](kv::Tensor& tensor, const kv::DensePlacement& placement) {
+        return unwrap(kv::place_tensor(tensor, placement));
+      },
+      "tensor"_a, "placement"_a,
+      "Fills in the strides of a dense tensor. Returns the bytes that it takes.");
 }
 
 }  // namespace

@@ -15,8 +15,6 @@ namespace {
 
 namespace kv = fabric::kv;
 using Tokens = std::pair<uint32_t, uint32_t>;
-constexpr const char* kInts = "tuple[int, ...]";
-constexpr const char* kIntSequence = "collections.abc.Sequence[int]";
 
 /// The indices of units as numpy arrays, ready for write_pages().
 struct UnitArrays {
@@ -95,14 +93,16 @@ void bind_plans(nb::module_& m) {
       .def_ro("model_hash", &TransferPlan::model_hash)
       .def_ro("options", &TransferPlan::options)
       .def_ro("groups", &TransferPlan::groups)
-      .def_prop_ro("size", [](const TransferPlan& self) { return self.pairs.size(); }, "Pairs.")
-      .def("pair",
-           [](const TransferPlan& self, size_t index) {
-             if (index >= self.pairs.size()) throw nb::index_error();
-             return &self.pairs[index];
-           },
-           "index"_a, nb::rv_policy::reference_internal,
-           nb::sig("def pair(self, index: int) -> PairPlan"), "TransferPlan::pairs[index].");
+      .def_prop_ro(
+          "size", [](const TransferPlan& self) { return self.pairs.size(); }, "Pairs.")
+      .def(
+          "pair",
+          [](const TransferPlan& self, size_t index) {
+            if (index >= self.pairs.size()) throw nb::index_error();
+            return &self.pairs[index];
+          },
+          "index"_a, nb::rv_policy::reference_internal,
+          nb::sig("def pair(self, index: int) -> PairPlan"), "TransferPlan::pairs[index].");
   Record<kv::RequestTokens>(m, "RequestTokens", "What is to be moved of one request.")
       .field("prompt_tokens", "int", &kv::RequestTokens::prompt_tokens)
       .field("cached_tokens", kInts, &kv::RequestTokens::cached_tokens, kIntSequence)
@@ -117,96 +117,114 @@ void bind_plans(nb::module_& m) {
 
 void bind_units(nb::module_& m) {
   nb::class_<UnitArrays>(m, "UnitIndices", "Entry n of the three arrays is the same unit.")
-      .def_prop_ro("units", [](nb::handle self) {
-            return array_of(self, nb::cast<UnitArrays&>(self).indices.units);
-          }, nb::for_getter(nb::sig("def units(self) -> numpy.typing.NDArray[numpy.uint32]")))
-      .def_prop_ro("source", [](nb::handle self) {
+      .def_prop_ro(
+          "units",
+          [](nb::handle self) { return array_of(self, nb::cast<UnitArrays&>(self).indices.units); },
+          nb::for_getter(nb::sig("def units(self) -> numpy.typing.NDArray[numpy.uint32]")))
+      .def_prop_ro(
+          "source",
+          [](nb::handle self) {
             return array_of(self, nb::cast<UnitArrays&>(self).indices.source);
-          }, nb::for_getter(nb::sig("def source(self) -> numpy.typing.NDArray[numpy.uint32]")))
-      .def_prop_ro("target", [](nb::handle self) {
+          },
+          nb::for_getter(nb::sig("def source(self) -> numpy.typing.NDArray[numpy.uint32]")))
+      .def_prop_ro(
+          "target",
+          [](nb::handle self) {
             return array_of(self, nb::cast<UnitArrays&>(self).indices.target);
-          }, nb::for_getter(nb::sig("def target(self) -> numpy.typing.NDArray[numpy.uint32]")));
-  m.def("request_units",
-        [](const kv::TransferPlan& plan, uint32_t group, const kv::RequestTokens& tokens) {
-          const auto units = unwrap(kv::request_units(plan, group, tokens));
-          return Tokens{units.first, units.end};
-        },
-        "plan"_a, "group"_a, "tokens"_a, "First and end of the units that some source must send.");
-  m.def("chunk_units",
-        [](const kv::TransferPlan& plan, uint32_t group, const kv::RequestTokens& tokens,
-           Tokens chunk) {
-          const auto units =
-              unwrap(kv::chunk_units(plan, group, tokens, {chunk.first, chunk.second}));
-          return Tokens{units.first, units.end};
-        },
-        "plan"_a, "group"_a, "tokens"_a, "chunk"_a,
-        "Those of them that are complete with the tokens from chunk[0] to chunk[1] - 1.");
-  m.def("dealt_units",
-        [](const kv::PairPlan& pair, const kv::UnitList& list, Tokens range, uint64_t seed) {
-          return kv::dealt_units(pair, list, {range.first, range.second}, seed);
-        },
-        "pair"_a, "list"_a, "range"_a, "seed"_a);
-  m.def("unit_indices",
-        [](const kv::TransferPlan& plan, const kv::PairPlan& pair, uint32_t group, uint32_t list,
-           Tokens range, uint64_t seed, nb::handle source, nb::handle target) {
-          const PageIndices from(source, "source_pages");
-          const PageIndices to(target, "target_pages");
-          if (group >= pair.groups.size()) throw nb::index_error("group: not in the pair");
-          return UnitArrays{unwrap(kv::unit_indices(plan, pair, pair.groups[group], list,
-                                                    {range.first, range.second}, seed,
-                                                    {.source = from.get(), .target = to.get()}))};
-        },
-        "plan"_a, "pair"_a, "group"_a, "list"_a, "range"_a, "seed"_a, "source_pages"_a,
-        "target_pages"_a,
-        nb::sig("def unit_indices(plan: TransferPlan, pair: PairPlan, group: int, list: int, "
-                "range: tuple[int, int], seed: int, source_pages: collections.abc.Sequence[int] | "
-                "typing.Any, target_pages: collections.abc.Sequence[int] | typing.Any) -> "
-                "UnitIndices"),
-        "The indices of the units that this source sends. `group`: index in pair.groups.");
+          },
+          nb::for_getter(nb::sig("def target(self) -> numpy.typing.NDArray[numpy.uint32]")));
+  m.def(
+      "request_units",
+      [](const kv::TransferPlan& plan, uint32_t group, const kv::RequestTokens& tokens) {
+        const auto units = unwrap(kv::request_units(plan, group, tokens));
+        return Tokens{units.first, units.end};
+      },
+      "plan"_a, "group"_a, "tokens"_a, "First and end of the units that some source must send.");
+  m.def(
+      "chunk_units",
+      [](const kv::TransferPlan& plan, uint32_t group, const kv::RequestTokens& tokens,
+         Tokens chunk) {
+        const auto units =
+            unwrap(kv::chunk_units(plan, group, tokens, {chunk.first, chunk.second}));
+        return Tokens{units.first, units.end};
+      },
+      "plan"_a, "group"_a, "tokens"_a, "chunk"_a,
+      "Those of them that are complete with the tokens from chunk[0] to chunk[1] - 1.");
+  m.def(
+      "dealt_units",
+      [](const kv::PairPlan& pair, const kv::UnitList& list, Tokens range, uint64_t seed) {
+        return kv::dealt_units(pair, list, {range.first, range.second}, seed);
+      },
+      "pair"_a, "list"_a, "range"_a, "seed"_a);
+  m.def(
+      "unit_indices",
+      [](const kv::TransferPlan& plan, const kv::PairPlan& pair, uint32_t group, uint32_t list,
+         Tokens range, uint64_t seed, nb::handle source, nb::handle target) {
+        const PageIndices from(source, "source_pages");
+        const PageIndices to(target, "target_pages");
+        if (group >= pair.groups.size()) throw nb::index_error("group: not in the pair");
+        return UnitArrays{unwrap(kv::unit_indices(plan, pair, pair.groups[group], list,
+                                                  {range.first, range.second}, seed,
+                                                  {.source = from.get(), .target = to.get()}))};
+      },
+      "plan"_a, "pair"_a, "group"_a, "list"_a, "range"_a, "seed"_a, "source_pages"_a,
+      "target_pages"_a,
+      nb::sig("def unit_indices(plan: TransferPlan, pair: PairPlan, group: int, list: int, "
+              "range: tuple[int, int], seed: int, source_pages: collections.abc.Sequence[int] | "
+              "typing.Any, target_pages: collections.abc.Sequence[int] | typing.Any) -> "
+              "UnitIndices"),
+      "The indices of the units that this source sends. `group`: index in pair.groups.");
 }
 
 void bind_counts(nb::module_& m) {
-  m.def("plan",
-        [](const kv::Side& prefill, const kv::Side& decode, const kv::PlanOptions* options) {
-          kv::Refusal refusal;
-          auto made = without_gil([&] {
-            return kv::plan(prefill, decode, options == nullptr ? kv::PlanOptions{} : *options,
-                            &refusal);
-          });
-          if (!made) raise_refused(made.error(), refusal);
-          return std::move(*made);
-        },
-        "prefill"_a, "decode"_a, "options"_a.none() = nb::none(),
-        "The plan; or raises, with `refusal`, which names both values and the way out.");
+  m.def(
+      "plan",
+      [](const kv::Side& prefill, const kv::Side& decode, const kv::PlanOptions* options) {
+        kv::Refusal refusal;
+        auto made = without_gil([&] {
+          return kv::plan(prefill, decode, options == nullptr ? kv::PlanOptions{} : *options,
+                          &refusal);
+        });
+        if (!made) raise_refused(made.error(), refusal);
+        return std::move(*made);
+      },
+      "prefill"_a, "decode"_a, "options"_a.none() = nb::none(),
+      "The plan; or raises, with `refusal`, which names both values and the way out.");
   m.def("request_seed", &kv::request_seed, "request_id"_a);
-  m.def("find_group",
-        [](const kv::TransferPlan& plan, std::string_view name) {
-          return unwrap(kv::find_group(plan, name));
-        },
-        "plan"_a, "name"_a);
-  m.def("find_pair",
-        [](const kv::TransferPlan& plan, uint32_t source, uint32_t target) {
-          return unwrap(kv::find_pair(plan, source, target));
-        },
-        "plan"_a, "source"_a, "target"_a, "The index for TransferPlan.pair().");
-  m.def("slices_of",
-        [](const kv::PairGroup& group, uint32_t layer) {
-          const kv::LayerSlices* found = kv::find_layer(group, layer);
-          if (found == nullptr) return std::vector<kv::PageSlice>{};
-          const auto slices = kv::slices_of(group, *found);
-          return std::vector<kv::PageSlice>(slices.begin(), slices.end());
-        },
-        "group"_a, "layer"_a, "The slices of a layer; none when this pair sends nothing of it.");
-  m.def("counts",
-        [](const kv::TransferPlan& plan, const kv::PairPlan& pair,
-           const kv::RequestTokens& tokens) { return unwrap(kv::counts(plan, pair, tokens)); },
-        "plan"_a, "pair"_a, "tokens"_a);
-  m.def("chunk_counts",
-        [](const kv::TransferPlan& plan, const kv::PairPlan& pair, const kv::RequestTokens& tokens,
-           Tokens chunk) {
-          return unwrap(kv::chunk_counts(plan, pair, tokens, {chunk.first, chunk.second}));
-        },
-        "plan"_a, "pair"_a, "tokens"_a, "chunk"_a);
+  m.def(
+      "find_group",
+      [](const kv::TransferPlan& plan, std::string_view name) {
+        return unwrap(kv::find_group(plan, name));
+      },
+      "plan"_a, "name"_a);
+  m.def(
+      "find_pair",
+      [](const kv::TransferPlan& plan, uint32_t source, uint32_t target) {
+        return unwrap(kv::find_pair(plan, source, target));
+      },
+      "plan"_a, "source"_a, "target"_a, "The index for TransferPlan.pair().");
+  m.def(
+      "slices_of",
+      [](const kv::PairGroup& group, uint32_t layer) {
+        const kv::LayerSlices* found = kv::find_layer(group, layer);
+        if (found == nullptr) return std::vector<kv::PageSlice>{};
+        const auto slices = kv::slices_of(group, *found);
+        return std::vector<kv::PageSlice>(slices.begin(), slices.end());
+      },
+      "group"_a, "layer"_a, "The slices of a layer; none when this pair sends nothing of it.");
+  m.def(
+      "counts",
+      [](const kv::TransferPlan& plan, const kv::PairPlan& pair, const kv::RequestTokens& tokens) {
+        return unwrap(kv::counts(plan, pair, tokens));
+      },
+      "plan"_a, "pair"_a, "tokens"_a);
+  m.def(
+      "chunk_counts",
+      [](const kv::TransferPlan& plan, const kv::PairPlan& pair, const kv::RequestTokens& tokens,
+         Tokens chunk) {
+        return unwrap(kv::chunk_counts(plan, pair, tokens, {chunk.first, chunk.second}));
+      },
+      "plan"_a, "pair"_a, "tokens"_a, "chunk"_a);
 }
 
 }  // namespace

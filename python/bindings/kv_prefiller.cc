@@ -42,9 +42,9 @@ void bind_prefill_structs(nb::module_& m) {
       .field("prompt_tokens", "int", &PrefillEvent::prompt_tokens)
       .field("delivered", "int", &PrefillEvent::delivered)
       .field("unknown", "int", &PrefillEvent::unknown)
-      .custom("info", "bytes", nullptr,
-              [](const PrefillEvent& self) { return to_bytes(self.info); },
-              [](PrefillEvent&, nb::handle) {})
+      .custom(
+          "info", "bytes", nullptr, [](const PrefillEvent& self) { return to_bytes(self.info); },
+          [](PrefillEvent&, nb::handle) {})
       .field("text", "str", &PrefillEvent::text);
   Record<PrefillerStats>(m, "PrefillerStats", "What a prefiller holds now, and has done.", false)
       .field("requests", "int", &PrefillerStats::requests)
@@ -88,8 +88,8 @@ void bind_prefill_options(nb::module_& m) {
           "__init__",
           [](PyPassEntry* self, std::string id, std::pair<uint32_t, uint32_t> tokens,
              uint32_t attempt, nb::handle more_pages) {
-            new (self) PyPassEntry{std::move(id), attempt, tokens,
-                                   page_ids(more_pages, "more_pages")};
+            new (self)
+                PyPassEntry{std::move(id), attempt, tokens, page_ids(more_pages, "more_pages")};
           },
           "id"_a, "tokens"_a, nb::kw_only(), "attempt"_a = 0, "more_pages"_a = nb::make_tuple(),
           nb::sig(keep_text(std::string("def __init__(self, id: str, tokens: tuple[int, int], *, "
@@ -112,10 +112,9 @@ void construct_prefiller(PyPrefiller* self, const PyEngine& engine, const kv::Si
   fabric::Engine& open = engine.get();
   auto prefiller = without_gil([&] { return kv::Prefiller::open(open, options); });
   if (!prefiller) raise(prefiller.error());
-  new (self) PyPrefiller{{engine.box->context,
-                          std::make_unique<KvMember<kv::Prefiller>>(
-                              KvMember<kv::Prefiller>{engine.box, std::move(kept),
-                                                      std::move(*prefiller)})}};
+  new (self) PyPrefiller{
+      {engine.box->context, std::make_unique<KvMember<kv::Prefiller>>(KvMember<kv::Prefiller>{
+                                engine.box, std::move(kept), std::move(*prefiller)})}};
 }
 
 void offer(PyPrefiller& self, const std::string& id, uint32_t prompt_tokens, nb::handle pages,
@@ -153,45 +152,52 @@ void finish(PyPrefiller& self, const std::string& id, uint32_t attempt, const Py
 
 void bind_pushing(nb::class_<PyPrefiller>& prefiller) {
   prefiller
-      .def("offer", &offer, "id"_a, nb::kw_only(), "prompt_tokens"_a, "pages"_a, "attempt"_a = 0,
-           "targets"_a = 1,
-           nb::sig(keep_text(std::string("def offer(self, id: str, *, prompt_tokens: int, pages: ") +
-                             kPagesText + ", attempt: int = 0, targets: int = 1) -> None")),
-           "The pages that will hold the cache of a request.")
+      .def(
+          "offer", &offer, "id"_a, nb::kw_only(), "prompt_tokens"_a, "pages"_a, "attempt"_a = 0,
+          "targets"_a = 1,
+          nb::sig(keep_text(std::string("def offer(self, id: str, *, prompt_tokens: int, pages: ") +
+                            kPagesText + ", attempt: int = 0, targets: int = 1) -> None")),
+          "The pages that will hold the cache of a request.")
       .def("begin_pass", &begin_pass, "entries"_a,
            nb::sig("def begin_pass(self, entries: collections.abc.Sequence[PassEntry]) -> int"),
            "Prefiller::pass(): announces a pass before it is launched, returns its first step.")
-      .def("layer_done",
-           [](PyPrefiller& self, uint64_t steps) {
-             kv::Prefiller& object = self.get();
-             unwrap(without_gil([&] { return object.layer_done(steps); }));
-           },
-           "steps"_a, "All steps below `steps` are done: pushes the layers passed since then.")
+      .def(
+          "layer_done",
+          [](PyPrefiller& self, uint64_t steps) {
+            kv::Prefiller& object = self.get();
+            unwrap(without_gil([&] { return object.layer_done(steps); }));
+          },
+          "steps"_a, "All steps below `steps` are done: pushes the layers passed since then.")
       .def("finish", &finish, "id"_a, nb::kw_only(), "attempt"_a = 0, "tail"_a.none() = nb::none(),
            "tail_offset"_a = 0, "tail_bytes"_a = 0,
            nb::sig("def finish(self, id: str, *, attempt: int = 0, tail: "
                    "fabric_lib._native.MemoryRegion | None = None, tail_offset: int = 0, "
                    "tail_bytes: int = 0) -> None"),
            "The last pass of the request has been announced, and the tail is in place.")
-      .def("cancel",
-           [](PyPrefiller& self, const std::string& id, uint32_t attempt) {
-             unwrap(self.get().cancel(id, attempt));
-           },
-           "id"_a, nb::kw_only(), "attempt"_a = 0)
-      .def("drain", [](PyPrefiller& self, bool stop) { self.get().drain(stop); }, "stop"_a = false)
-      .def("set_load", [](PyPrefiller& self, uint64_t queued) { self.get().set_load(queued); },
-           "queued"_a)
-      .def_prop_ro("layers",
-                   [](PyPrefiller& self) {
-                     const auto layers = self.get().layers();
-                     return std::vector<uint32_t>(layers.begin(), layers.end());
-                   },
-                   "The layers in the order of the steps of a pass.")
-      .def_prop_ro("word",
-                   [](PyPrefiller& self) { return reinterpret_cast<uintptr_t>(self.get().word()); },
-                   "The address that a GPU kernel stores the steps to; 0 without watch_word.")
-      .def("word_store", [](PyPrefiller& self, uint64_t steps) { self.get().word_store(steps); },
-           "steps"_a);
+      .def(
+          "cancel",
+          [](PyPrefiller& self, const std::string& id, uint32_t attempt) {
+            unwrap(self.get().cancel(id, attempt));
+          },
+          "id"_a, nb::kw_only(), "attempt"_a = 0)
+      .def(
+          "drain", [](PyPrefiller& self, bool stop) { self.get().drain(stop); }, "stop"_a = false)
+      .def(
+          "set_load", [](PyPrefiller& self, uint64_t queued) { self.get().set_load(queued); },
+          "queued"_a)
+      .def_prop_ro(
+          "layers",
+          [](PyPrefiller& self) {
+            const auto layers = self.get().layers();
+            return std::vector<uint32_t>(layers.begin(), layers.end());
+          },
+          "The layers in the order of the steps of a pass.")
+      .def_prop_ro(
+          "word", [](PyPrefiller& self) { return reinterpret_cast<uintptr_t>(self.get().word()); },
+          "The address that a GPU kernel stores the steps to; 0 without watch_word.")
+      .def(
+          "word_store", [](PyPrefiller& self, uint64_t steps) { self.get().word_store(steps); },
+          "steps"_a);
 }
 
 }  // namespace
@@ -214,10 +220,12 @@ void bind_kv_prefiller(nb::module_& m) {
       .def("fd", [](PyPrefiller& self) { return unwrap(self.get().fd()); })
       .def("stats", [](PyPrefiller& self) { return self.get().stats(); })
       .def("close", [](PyPrefiller& self) { self.held.close(); })
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> Prefiller"))
-      .def("__exit__", [](PyPrefiller& self, const nb::args&) { self.held.close(); },
-           nb::sig("def __exit__(self, *exception: object) -> None"));
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> Prefiller"))
+      .def(
+          "__exit__", [](PyPrefiller& self, const nb::args&) { self.held.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"));
 }
 
 }  // namespace fabric_python

@@ -27,8 +27,8 @@ void bind_kv_router(nb::module_& m) {
           "pick",
           [](kv::Router& self, std::string_view prefix, uint64_t layout_hash,
              const std::vector<uint64_t>& except) {
-            return unwrap(self.pick(
-                {.prefix = prefix, .layout_hash = layout_hash, .except = except}));
+            return unwrap(
+                self.pick({.prefix = prefix, .layout_hash = layout_hash, .except = except}));
           },
           nb::kw_only(), "prefix"_a = "", "layout_hash"_a = 0,
           "except_"_a = std::vector<uint64_t>{})

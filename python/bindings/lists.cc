@@ -77,8 +77,8 @@ void PageIndices::convert(const T* numbers, size_t count, const char* name) {
   converted_.resize(count);
   for (size_t i = 0; i < count; ++i) {
     if (numbers[i] < 0 || numbers[i] > T{UINT32_MAX}) {
-      raise(fabric::Errc::kOutOfBounds, std::string(name) + ": " + std::to_string(numbers[i]) +
-                                            " is not a page");
+      raise(fabric::Errc::kOutOfBounds,
+            std::string(name) + ": " + std::to_string(numbers[i]) + " is not a page");
     }
     converted_[i] = static_cast<uint32_t>(numbers[i]);
   }
@@ -111,8 +111,7 @@ void PageIndices::from_sequence(nb::handle object, const char* name) {
 Offsets::Offsets(nb::handle object, const char* name) : name_(name) {
   const auto take = [&](nb::handle number) {
     nb::object index = nb::steal(PyNumber_Index(number.ptr()));
-    const unsigned long long value =
-        index.is_valid() ? PyLong_AsUnsignedLongLong(index.ptr()) : 0;
+    const unsigned long long value = index.is_valid() ? PyLong_AsUnsignedLongLong(index.ptr()) : 0;
     if (PyErr_Occurred() != nullptr) {
       PyErr_Clear();
       refuse_type(name, "expected an int from 0 on, or a sequence of them");

@@ -63,15 +63,17 @@ Borrowed borrow_dlpack(nb::handle object, bool writable, const char* name) {
   using Array = nb::ndarray<nb::ro, nb::c_contig>;
   nb::ndarray<nb::ro> any;
   if (!nb::try_cast(nb::borrow(object), any, false)) {
-    throw nb::type_error((std::string(name) + ": expected an object with DLPack, the buffer "
+    throw nb::type_error((std::string(name) +
+                          ": expected an object with DLPack, the buffer "
                           "protocol or data_ptr(), got " +
                           nb::type_name(object.type()).c_str())
                              .c_str());
   }
   if (any.device_type() != nb::device::cpu::value) {
     raise(fabric::Errc::kUnsupported,
-          std::string(name) + ": memory of an accelerator cannot be reached yet: stage it in "
-                              "host memory, see docs/python.md");
+          std::string(name) +
+              ": memory of an accelerator cannot be reached yet: stage it in "
+              "host memory, see docs/python.md");
   }
   Array array;
   if (!nb::try_cast(nb::borrow(object), array, false)) refuse(name, "not contiguous");
@@ -109,8 +111,8 @@ nb::object view_as(nb::handle self, const char* module, nb::object dtype, nb::ob
   const auto bytes = nb::cast<PyRegion&>(self).box->region().bytes().size();
   if (offset > bytes) raise(fabric::Errc::kOutOfBounds, "offset: past the end of the region");
   const bool torch = std::string_view(module) == "torch";
-  const uint64_t item =
-      nb::cast<uint64_t>(torch ? dtype.attr("itemsize") : library.attr("dtype")(dtype).attr("itemsize"));
+  const uint64_t item = nb::cast<uint64_t>(torch ? dtype.attr("itemsize")
+                                                 : library.attr("dtype")(dtype).attr("itemsize"));
   nb::object count = nb::int_((bytes - offset) / item);
   if (!shape.is_none()) {
     nb::object product = nb::module_::import_("math").attr("prod");
@@ -119,9 +121,48 @@ nb::object view_as(nb::handle self, const char* module, nb::object dtype, nb::ob
       raise(fabric::Errc::kOutOfBounds, "shape: larger than the region after offset");
     }
   }
-  nb::object flat = library.attr("frombuffer")(self, "dtype"_a = dtype, "count"_a = count,
-                                               "offset"_a = offset);
+  nb::object flat =
+      library.attr("frombuffer")(self, "dtype"_a = dtype, "count"_a = count, "offset"_a = offset);
   return shape.is_none() ? flat : flat.attr("reshape")(shape);
+}
+
+void bind_views(nb::class_<PyRegion>& region) {
+  region
+      .def(
+          "numpy",
+          [](nb::handle self, nb::object dtype, nb::object shape, uint64_t offset) {
+            return view_as(self, "numpy", std::move(dtype), std::move(shape), offset);
+          },
+          "dtype"_a.none() = nb::none(), "shape"_a.none() = nb::none(), "offset"_a = 0,
+          nb::sig("def numpy(self, dtype: numpy.typing.DTypeLike | None = None, shape: int | "
+                  "tuple[int, ...] | None = None, offset: int = 0) -> numpy.typing.NDArray"
+                  "[typing.Any]"),
+          "The bytes from `offset` on as a numpy array, which keeps the region alive.")
+      .def(
+          "tensor",
+          [](nb::handle self, nb::object dtype, nb::object shape, uint64_t offset) {
+            return view_as(self, "torch", std::move(dtype), std::move(shape), offset);
+          },
+          "dtype"_a.none() = nb::none(), "shape"_a.none() = nb::none(), "offset"_a = 0,
+          nb::sig("def tensor(self, dtype: typing.Any = None, shape: int | tuple[int, ...] | None "
+                  "= None, offset: int = 0) -> typing.Any"),
+          "The same as a torch tensor.")
+      .def(
+          "__dlpack__",
+          [](nb::handle self, const nb::kwargs& options) {
+            const auto bytes = nb::cast<PyRegion&>(self).box->region().bytes();
+            nb::ndarray<uint8_t, nb::ndim<1>> array(reinterpret_cast<uint8_t*>(bytes.data()),
+                                                    {bytes.size()}, nb::borrow(self));
+            if (options.contains("copy") && options["copy"].is(nb::handle(Py_True))) {
+              PyErr_SetString(PyExc_BufferError, "copy: a region is never copied");
+              throw nb::python_error();
+            }
+            return nb::cast(array);  // a capsule
+          },
+          nb::sig("def __dlpack__(self, **options: typing.Any) -> typing.Any"))
+      .def(
+          "__dlpack_device__", [](const PyRegion&) { return nb::make_tuple(1, 0); },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"));
 }
 
 }  // namespace
@@ -142,8 +183,7 @@ bool Registered::prove_quiet() noexcept {
   fabric::Engine& open = *box->engine;
   auto batch = open.make_batch();
   if (!batch) return batch.error().code == fabric::Errc::kClosed;
-  const auto op =
-      open.submit(fabric::Deregister{.region = region.id(), .batch = batch->id()});
+  const auto op = open.submit(fabric::Deregister{.region = region.id(), .batch = batch->id()});
   if (!op) return op.error().code == fabric::Errc::kClosed;
   return open.wait(*batch).has_value();
 }
@@ -199,18 +239,22 @@ void bind_memory(nb::module_& m) {
       .def_ro("id", &PyGrant::id)
       .def_ro("desc", &PyGrant::desc);
 
-  nb::class_<PyRegion>(m, "MemoryRegion", nb::type_slots(region_slots),
-                       "Registered memory. Keeps the Python object that owns the bytes alive.\n\n"
-                       "memoryview(region) and everything that takes a buffer see the bytes.")
-      .def_prop_ro("id", [](const PyRegion& self) { return self.box->id(); })
-      .def_prop_ro("size_bytes", [](const PyRegion& self) { return self.box->region().size_bytes(); })
+  nb::class_<PyRegion> region(
+      m, "MemoryRegion", nb::type_slots(region_slots),
+      "Registered memory. Keeps the Python object that owns the bytes alive.\n\n"
+      "memoryview(region) and everything that takes a buffer see the bytes.");
+  bind_views(region);
+  region.def_prop_ro("id", [](const PyRegion& self) { return self.box->id(); })
+      .def_prop_ro("size_bytes",
+                   [](const PyRegion& self) { return self.box->region().size_bytes(); })
       .def_prop_ro("address",
                    [](const PyRegion& self) {
                      return reinterpret_cast<uintptr_t>(self.box->region().bytes().data());
                    })
       .def("__len__", [](const PyRegion& self) { return self.box->region().size_bytes(); })
-      .def("at", [](const PyRegion& self, uint64_t offset) { return self.box->region().at(offset); },
-           "offset"_a)
+      .def(
+          "at", [](const PyRegion& self, uint64_t offset) { return self.box->region().at(offset); },
+          "offset"_a)
       .def(
           "find",
           [](const PyRegion& self, uintptr_t address, uint64_t size_bytes) {
@@ -218,8 +262,9 @@ void bind_memory(nb::module_& m) {
                 self.box->region().find(reinterpret_cast<const void*>(address), size_bytes));
           },
           "address"_a, "size_bytes"_a = 1, "The reference to an address inside, as of data_ptr().")
-      .def("desc", [](const PyRegion& self) { return to_bytes(unwrap(self.box->region().desc())); },
-           "What peers import in order to write here. Every peer that has it may write.")
+      .def(
+          "desc", [](const PyRegion& self) { return to_bytes(unwrap(self.box->region().desc())); },
+          "What peers import in order to write here. Every peer that has it may write.")
       .def(
           "grant",
           [](const PyRegion& self, fabric::PeerId peer) {
@@ -229,51 +274,15 @@ void bind_memory(nb::module_& m) {
           },
           "peer"_a, "Access for one peer alone; engine.revoke() ends it.")
       .def(
-          "numpy",
-          [](nb::handle self, nb::object dtype, nb::object shape, uint64_t offset) {
-            return view_as(self, "numpy", std::move(dtype), std::move(shape), offset);
-          },
-          "dtype"_a.none() = nb::none(), "shape"_a.none() = nb::none(), "offset"_a = 0,
-          nb::sig("def numpy(self, dtype: numpy.typing.DTypeLike | None = None, shape: int | "
-                  "tuple[int, ...] | None = None, offset: int = 0) -> numpy.typing.NDArray"
-                  "[typing.Any]"),
-          "The bytes from `offset` on as a numpy array, which keeps the region alive.")
-      .def(
-          "tensor",
-          [](nb::handle self, nb::object dtype, nb::object shape, uint64_t offset) {
-            return view_as(self, "torch", std::move(dtype), std::move(shape), offset);
-          },
-          "dtype"_a.none() = nb::none(), "shape"_a.none() = nb::none(), "offset"_a = 0,
-          nb::sig("def tensor(self, dtype: typing.Any = None, shape: int | tuple[int, ...] | None "
-                  "= None, offset: int = 0) -> typing.Any"),
-          "The same as a torch tensor.")
-      .def(
-          "__dlpack__",
-          [](nb::handle self, const nb::kwargs& options) {
-            const auto bytes = nb::cast<PyRegion&>(self).box->region().bytes();
-            nb::ndarray<uint8_t, nb::ndim<1>> array(
-                reinterpret_cast<uint8_t*>(bytes.data()), {bytes.size()}, nb::borrow(self));
-            if (options.contains("copy") && options["copy"].is(nb::handle(Py_True))) {
-              PyErr_SetString(PyExc_BufferError, "copy: a region is never copied");
-              throw nb::python_error();
-            }
-            return nb::cast(array);  // a capsule
-          },
-          nb::sig("def __dlpack__(self, **options: typing.Any) -> typing.Any"))
-      .def("__dlpack_device__", [](const PyRegion&) { return nb::make_tuple(1, 0); },
-           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
-      .def(
           "deregister",
           [](const PyRegion& self, TimeoutArg timeout) { self.box->deregister(timeout.get()); },
           "timeout"_a.none() = nb::none(),
           "Blocks until no remote write can land any more. The bytes stay readable.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> MemoryRegion"))
       .def(
-          "__exit__",
-          [](const PyRegion& self, const nb::args&) {
-            self.box->deregister({});
-          },
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> MemoryRegion"))
+      .def(
+          "__exit__", [](const PyRegion& self, const nb::args&) { self.box->deregister({}); },
           nb::sig("def __exit__(self, *exception: object) -> None"));
 }
 

@@ -1,7 +1,7 @@
 #include "native.h"
 
-#include <chrono>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <set>
@@ -56,7 +56,7 @@ bool read_seconds(nb::handle value, int64_t& ns, bool& valid) noexcept {
     seconds = PyFloat_AsDouble(total);
     Py_DECREF(total);
   }
-  valid = seconds >= 0;  // false for not-a-number, too
+  valid = seconds >= 0;       // false for not-a-number, too
   const double most = 9.2e9;  // nanoseconds in 63 bits: 292 years
   ns = !valid ? 0 : seconds >= most ? fabric::Timeout::kForever : std::llround(seconds * 1e9);
   return true;

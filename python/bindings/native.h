@@ -24,7 +24,7 @@
 namespace fabric_python {
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 /// Throws the Python class of the code (python/fabric_lib/_errors.py). The GIL is held.
 [[noreturn]] void raise(const fabric::Error& error);

@@ -33,7 +33,7 @@ void run_callback(void* context, const fabric::Event& event) {
 
 /// Resolves futures for events of an inbox in one pass. `table[tag]` is the future, or None for a
 /// tag whose events go to `other`; a tag that was served goes to `free`.
-uint32_t resolve(PyInbox& self, nb::list table, nb::list free, nb::object other) {
+uint32_t resolve_futures(PyInbox& self, nb::list table, nb::list free, nb::object other) {
   static PyObject* const kSetResult = PyUnicode_InternFromString("set_result");
   static PyObject* const kSetException = PyUnicode_InternFromString("set_exception");
   static PyObject* const kDone = PyUnicode_InternFromString("done");
@@ -104,14 +104,16 @@ void bind_event(nb::module_& m) {
       .def_prop_ro("op", [](const PyEvent& self) { return self.event.op; })
       .def_prop_ro("peer", [](const PyEvent& self) { return self.event.peer; })
       .def_prop_ro("value", [](const PyEvent& self) { return self.event.value; })
-      .def_prop_ro("previous", [](const PyEvent& self) { return self.event.previous; },
-                   "WATCH: the value before; UNHANDLED without an op: the name that expired.")
+      .def_prop_ro(
+          "previous", [](const PyEvent& self) { return self.event.previous; },
+          "WATCH: the value before; UNHANDLED without an op: the name that expired.")
       .def_prop_ro("parts_unknown", [](const PyEvent& self) { return self.event.parts_unknown; })
-      .def_prop_ro("previous_state", [](const PyEvent& self) {
-            return self.event.kind == EventKind::kPeer
-                       ? std::optional(self.event.previous_state)
-                       : std::nullopt;
-          })
+      .def_prop_ro("previous_state",
+                   [](const PyEvent& self) {
+                     return self.event.kind == EventKind::kPeer
+                                ? std::optional(self.event.previous_state)
+                                : std::nullopt;
+                   })
       .def_prop_ro(
           "data",
           [](const PyEvent& self) {
@@ -145,17 +147,20 @@ void bind_inbox(nb::module_& m) {
                                   [&](fabric::Timeout slice) { return inbox.wait(slice); }));
           },
           "timeout"_a.none() = nb::none(), "Blocks until there is an event.")
-      .def("fd", [](PyInbox& self) { return unwrap(self.get().fd()); },
-           "Readable while the queue is not empty, for epoll and asyncio.")
-      .def("resolve", &resolve, "table"_a, "free"_a, "other"_a,
+      .def(
+          "fd", [](PyInbox& self) { return unwrap(self.get().fd()); },
+          "Readable while the queue is not empty, for epoll and asyncio.")
+      .def("resolve", &resolve_futures, "table"_a, "free"_a, "other"_a,
            nb::sig("def resolve(self, table: list[typing.Any], free: list[int], other: "
                    "collections.abc.Callable[[Event], None]) -> int"),
            "Resolves the futures of fabric_lib.aio.")
       .def("close", [](PyInbox& self) { self.close(); })
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); },
-           nb::sig("def __enter__(self) -> Inbox"))
-      .def("__exit__", [](PyInbox& self, const nb::args&) { self.close(); },
-           nb::sig("def __exit__(self, *exception: object) -> None"));
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> Inbox"))
+      .def(
+          "__exit__", [](PyInbox& self, const nb::args&) { self.close(); },
+          nb::sig("def __exit__(self, *exception: object) -> None"));
 }
 
 }  // namespace
@@ -178,12 +183,6 @@ nb::object error_of(const fabric::Event& event) {
             std::to_string(event.first_failed) + ", " + to_string(event.remote);
   }
   return make_error(event.code, what, 0, "");
-}
-
-void release_callback(SharedCallback&& callback) {
-  if (callback == nullptr) return;
-  const nb::gil_scoped_acquire gil;
-  callback.reset();
 }
 
 NotifyArg::NotifyArg(nb::handle argument, uint64_t tag, bool once, const char* name) {
@@ -212,7 +211,8 @@ void NotifyArg::read(nb::handle argument, uint64_t tag, uint32_t value, bool onc
     if (once) callback_->self = callback_;
     notify_ = fabric::Notify::call(&run_callback, callback_.get(), tag);
   } else {
-    throw nb::type_error((std::string(name) + ": expected an Inbox, a Flag, a Notify or a "
+    throw nb::type_error((std::string(name) +
+                          ": expected an Inbox, a Flag, a Notify or a "
                           "function of one Event, got " +
                           nb::type_name(argument.type()).c_str())
                              .c_str());
@@ -226,16 +226,26 @@ void bind_notify(nb::module_& m) {
   bind_inbox(m);
   nb::class_<PyFlag>(m, "Flag", "A 32-bit word that the engine sets and any thread polls.")
       .def("load", [](PyFlag& self) { return self.get().load(); })
-      .def("store", [](PyFlag& self, uint32_t value) { self.get().store(value); }, "value"_a);
+      .def(
+          "store", [](PyFlag& self, uint32_t value) { self.get().store(value); }, "value"_a);
   nb::class_<PyNotify>(m, "Notify", "Where a completion is reported.")
       .def_static(
-          "inbox", [](nb::object inbox, uint64_t tag) { return PyNotify{inbox, tag, 1}; },
+          "inbox",
+          [](nb::object inbox, uint64_t tag) {
+            return PyNotify{inbox, tag, 1};
+          },
           "inbox"_a, "tag"_a = 0, nb::sig("def inbox(inbox: Inbox, tag: int = 0) -> Notify"))
       .def_static(
-          "flag", [](nb::object flag, uint32_t value) { return PyNotify{flag, 0, value}; },
+          "flag",
+          [](nb::object flag, uint32_t value) {
+            return PyNotify{flag, 0, value};
+          },
           "flag"_a, "value"_a = 1, nb::sig("def flag(flag: Flag, value: int = 1) -> Notify"))
       .def_static(
-          "call", [](nb::object function, uint64_t tag) { return PyNotify{function, tag, 1}; },
+          "call",
+          [](nb::object function, uint64_t tag) {
+            return PyNotify{function, tag, 1};
+          },
           "function"_a, "tag"_a = 0,
           nb::sig("def call(function: collections.abc.Callable[[Event], None], tag: int = 0) -> "
                   "Notify"));

@@ -41,12 +41,13 @@ void bind_peer(nb::module_& m) {
       .field("incarnation", "int", &PeerInfo::incarnation);
   nb::class_<PyPeerGroup>(m, "PeerGroup", "A fixed list of peers for scatters and signals.")
       .def("__len__", [](PyPeerGroup& self) { return self.get().size(); })
-      .def("__getitem__",
-           [](PyPeerGroup& self, uint32_t i) {
-             if (i >= self.get().size()) throw nb::index_error();
-             return self.get()[i];
-           },
-           "i"_a)
+      .def(
+          "__getitem__",
+          [](PyPeerGroup& self, uint32_t i) {
+            if (i >= self.get().size()) throw nb::index_error();
+            return self.get()[i];
+          },
+          "i"_a)
       .def_prop_ro("peers", [](PyPeerGroup& self) {
         const auto peers = self.get().peers();
         return std::vector<fabric::PeerId>(peers.begin(), peers.end());

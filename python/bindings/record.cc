@@ -8,8 +8,8 @@ namespace fabric_python {
 void refuse_field(const char* type, const char* field, const std::string& wanted,
                   nb::handle value) {
   const std::string shown = nb::repr(value).c_str();
-  const std::string text = std::string(type) + "." + field + ": expected " + wanted + ", got " +
-                           shown.substr(0, 80);
+  const std::string text =
+      std::string(type) + "." + field + ": expected " + wanted + ", got " + shown.substr(0, 80);
   throw nb::type_error(text.c_str());
 }
 
@@ -26,9 +26,8 @@ void set_fields(nb::handle self, const char* type, const std::vector<const char*
                 const nb::kwargs& values) {
   for (const auto& [key, value] : values) {
     const std::string name = nb::cast<std::string>(key);
-    const bool known = std::any_of(fields.begin(), fields.end(), [&](const char* field) {
-      return name == field;
-    });
+    const bool known =
+        std::any_of(fields.begin(), fields.end(), [&](const char* field) { return name == field; });
     if (!known) {
       throw nb::type_error((std::string(type) + ": no field '" + name + "'").c_str());
     }

@@ -11,6 +11,8 @@
 
 namespace fabric_python {
 
+inline constexpr const char* kInts = "tuple[int, ...]";
+inline constexpr const char* kIntSequence = "collections.abc.Sequence[int]";
 inline constexpr const char* kSecondsText = "float | datetime.timedelta";
 
 /// Keeps a text for as long as the process lives: nanobind stores pointers to signatures.
@@ -91,9 +93,8 @@ class Record {
   void finish() {
     const char* record = name_;
     const std::vector<const char*>* fields = fields_;
-    class_.def("__repr__", [record, fields](nb::handle self) {
-      return describe(self, record, *fields);
-    });
+    class_.def("__repr__",
+               [record, fields](nb::handle self) { return describe(self, record, *fields); });
     if (!writable_) return;
     const char* text = keep_text("def __init__(self, *" + constructor_ + ") -> None");
     class_.def(

@@ -8,9 +8,7 @@ namespace {
 
 /// python/fabric_lib/_errors.py has the classes. Imported at the first failure, as it imports Errc
 /// from this module.
-nb::object make_exception() {
-  return nb::module_::import_("fabric_lib._errors").attr("make");
-}
+nb::object make_exception() { return nb::module_::import_("fabric_lib._errors").attr("make"); }
 
 }  // namespace
 

@@ -39,11 +39,11 @@ struct PyHook {
 /// of the simulation is between it and the caller.
 template <class... Arguments>
 std::function<void(Arguments...)> call_python(nb::object function) {
-  auto shared = std::shared_ptr<nb::object>(new nb::object(std::move(function)),
-                                            [](nb::object* held) {
-                                              const nb::gil_scoped_acquire gil;
-                                              delete held;
-                                            });
+  auto shared =
+      std::shared_ptr<nb::object>(new nb::object(std::move(function)), [](nb::object* held) {
+        const nb::gil_scoped_acquire gil;
+        delete held;
+      });
   return [shared](Arguments... arguments) {
     const nb::gil_scoped_acquire gil;
     try {
@@ -55,10 +55,12 @@ std::function<void(Arguments...)> call_python(nb::object function) {
 }
 
 void construct_world(PyWorld* self, nb::handle options, const nb::kwargs& values) {
-  nb::object chosen = nb::cast(options.is_none() ? WorldOptions{} : nb::cast<WorldOptions>(options));
+  nb::object chosen =
+      nb::cast(options.is_none() ? WorldOptions{} : nb::cast<WorldOptions>(options));
   for (const auto& [key, value] : values) {
     if (!nb::hasattr(chosen, key)) {
-      throw nb::type_error((std::string("World: no option '") + nb::str(key).c_str() + "'").c_str());
+      throw nb::type_error(
+          (std::string("World: no option '") + nb::str(key).c_str() + "'").c_str());
     }
     nb::setattr(chosen, key, value);
   }
@@ -200,26 +202,30 @@ void bind_faults(nb::module_& m) {
       .def_static("crash", &Fault::crash, "node"_a)
       .def_static("stop", &Fault::stop, "node"_a)
       .def_static("resume", &Fault::resume, "node"_a)
-      .def_static("slow", [](uint32_t n, Time t) { return Fault::slow(n, t.get("every")); },
-                  "node"_a, "every"_a)
-      .def_static("delay", [](uint32_t n, Time t) { return Fault::delay(n, t.get("more")); },
-                  "node"_a, "more"_a)
+      .def_static(
+          "slow", [](uint32_t n, Time t) { return Fault::slow(n, t.get("every")); }, "node"_a,
+          "every"_a)
+      .def_static(
+          "delay", [](uint32_t n, Time t) { return Fault::delay(n, t.get("more")); }, "node"_a,
+          "more"_a)
       .def_static("break_sender", &Fault::break_sender, "source"_a, "target"_a, "rail"_a)
       .def_static("break_target", &Fault::break_target, "source"_a, "target"_a, "rail"_a)
       .def_static("lose_acks", &Fault::lose_acks, "source"_a, "target"_a, "rail"_a = all)
       .def_static("keep_acks", &Fault::keep_acks, "source"_a, "target"_a, "rail"_a = all)
       .def_static("receiver_not_ready", &Fault::receiver_not_ready, "node"_a, "rail"_a = all)
       .def_static("receiver_ready", &Fault::receiver_ready, "node"_a, "rail"_a = all)
-      .def_static("late_counts",
-                  [](uint32_t n, Time t) { return Fault::late_counts(n, t.get("by")); }, "node"_a,
-                  "by"_a)
-      .def_static("late_acks", [](uint32_t n, Time t) { return Fault::late_acks(n, t.get("by")); },
-                  "node"_a, "by"_a)
-      .def_static("swallow_counts",
-                  [](uint32_t n, uint32_t rail, Time t) {
-                    return Fault::swallow_counts(n, rail, t.get("time"));
-                  },
-                  "node"_a, "rail"_a, "time"_a)
+      .def_static(
+          "late_counts", [](uint32_t n, Time t) { return Fault::late_counts(n, t.get("by")); },
+          "node"_a, "by"_a)
+      .def_static(
+          "late_acks", [](uint32_t n, Time t) { return Fault::late_acks(n, t.get("by")); },
+          "node"_a, "by"_a)
+      .def_static(
+          "swallow_counts",
+          [](uint32_t n, uint32_t rail, Time t) {
+            return Fault::swallow_counts(n, rail, t.get("time"));
+          },
+          "node"_a, "rail"_a, "time"_a)
       .def_static("overrun", &Fault::overrun, "node"_a, "rail"_a)
       .def_static("refuse_posts", &Fault::refuse_posts, "node"_a, "rail"_a = all)
       .def_static("take_posts", &Fault::take_posts, "node"_a, "rail"_a = all)
@@ -227,12 +233,12 @@ void bind_faults(nb::module_& m) {
       .def_static("once", &Fault::once, "source"_a, "target"_a)
       .def_static("wrong_rkey", &Fault::wrong_rkey, "source"_a, "target"_a, "rail"_a)
       .def_static("right_rkey", &Fault::right_rkey, "source"_a, "target"_a, "rail"_a)
-      .def_static("late_proof",
-                  [](uint32_t n, Time t) { return Fault::late_proof(n, t.get("by")); }, "node"_a,
-                  "by"_a)
-      .def_static("late_bytes",
-                  [](uint32_t n, Time t) { return Fault::late_bytes(n, t.get("by")); }, "node"_a,
-                  "by"_a);
+      .def_static(
+          "late_proof", [](uint32_t n, Time t) { return Fault::late_proof(n, t.get("by")); },
+          "node"_a, "by"_a)
+      .def_static(
+          "late_bytes", [](uint32_t n, Time t) { return Fault::late_bytes(n, t.get("by")); },
+          "node"_a, "by"_a);
   m.def("opposite", &fabric::sim::opposite, "fault"_a, "The fault that undoes it, or None.");
 }
 
@@ -266,7 +272,8 @@ void bind_world_running(nb::class_<PyWorld>& world) {
           "function"_a,
           nb::sig("def each_arrival(self, function: collections.abc.Callable[[Arrival], None]) -> "
                   "Hook"))
-      .def("now", [](const PyWorld& self) { return self.get().now(); }, "Seconds.")
+      .def(
+          "now", [](const PyWorld& self) { return self.get().now(); }, "Seconds.")
       .def("now_ns", [](const PyWorld& self) { return self.get().now().count(); })
       .def("events", [](const PyWorld& self) { return self.get().events(); })
       .def("trace_hash", [](const PyWorld& self) { return self.get().trace_hash(); });
@@ -305,11 +312,12 @@ void bind_world(nb::module_& m) {
             unwrap(self.get().at_event(events, fault));
           },
           "events"_a, "fault"_a)
-      .def("chaos",
-           [](const PyWorld& self, const Chaos& plan) { unwrap(self.get().chaos(plan)); },
-           "plan"_a)
-      .def("faults", [](const PyWorld& self, Fault::Kind kind) { return self.get().faults(kind); },
-           "kind"_a, "How many faults of the kind have been injected.");
+      .def(
+          "chaos", [](const PyWorld& self, const Chaos& plan) { unwrap(self.get().chaos(plan)); },
+          "plan"_a)
+      .def(
+          "faults", [](const PyWorld& self, Fault::Kind kind) { return self.get().faults(kind); },
+          "kind"_a, "How many faults of the kind have been injected.");
   bind_world_running(world);
 }
 

@@ -19,9 +19,9 @@ using fabric::RemoteRegion;
 
 #define FABRIC_PYTHON_NOTIFY \
   "Notify | Inbox | Flag | collections.abc.Callable[[Event], None] | None = None"
-#define FABRIC_PYTHON_END                                                                     \
-  "timeout: float | datetime.timedelta | None = None, batch: Batch | None = None, notify: "   \
-  FABRIC_PYTHON_NOTIFY ", tag: int = 0"
+#define FABRIC_PYTHON_END                                                           \
+  "timeout: float | datetime.timedelta | None = None, batch: Batch | None = None, " \
+  "notify: " FABRIC_PYTHON_NOTIFY ", tag: int = 0"
 #define FABRIC_PYTHON_PAGES "PageList | collections.abc.Sequence[int] | typing.Any"
 
 /// The arguments that end every call.
@@ -155,28 +155,26 @@ OpId write_pages(const PyEngine& self, const PyRegion& source, nb::handle source
                  std::optional<uint64_t> target_stride_bytes, uint64_t source_offset,
                  uint64_t target_offset, uint32_t inner_count, uint64_t source_inner_stride_bytes,
                  uint64_t target_inner_stride_bytes, const CounterKey* imm, nb::handle priority,
-                 const TimeoutArg& timeout, const PyBatch* batch, nb::handle notify,
-                 uint64_t tag) {
+                 const TimeoutArg& timeout, const PyBatch* batch, nb::handle notify, uint64_t tag) {
   const PagesArg from(source_pages, "source_pages");
   const PagesArg to(target_pages, "target_pages");
   const uint64_t page = page_bytes * inner_count;
   End end(timeout, batch, notify, tag);
   return submit(
       self,
-      fabric::PagedWrite{
-          .source = source.box->id(),
-          .source_pages = from.get(source_stride_bytes.value_or(page), source_offset,
-                                   source_inner_stride_bytes),
-          .target = target,
-          .target_pages = to.get(target_stride_bytes.value_or(page), target_offset,
-                                 target_inner_stride_bytes),
-          .page_bytes = page_bytes,
-          .inner_count = inner_count,
-          .imm = key_of(imm),
-          .priority = priority_of(priority, fabric::Priority::kNormal),
-          .timeout = end.timeout,
-          .batch = end.batch,
-          .notify = end.notify.get()},
+      fabric::PagedWrite{.source = source.box->id(),
+                         .source_pages = from.get(source_stride_bytes.value_or(page), source_offset,
+                                                  source_inner_stride_bytes),
+                         .target = target,
+                         .target_pages = to.get(target_stride_bytes.value_or(page), target_offset,
+                                                target_inner_stride_bytes),
+                         .page_bytes = page_bytes,
+                         .inner_count = inner_count,
+                         .imm = key_of(imm),
+                         .priority = priority_of(priority, fabric::Priority::kNormal),
+                         .timeout = end.timeout,
+                         .batch = end.batch,
+                         .notify = end.notify.get()},
       end);
 }
 
@@ -204,8 +202,8 @@ struct Layers {
   std::vector<CounterKey> keys;
   size_t count = 0;
 
-  Layers(nb::handle source, nb::handle source_offsets, nb::handle target,
-         nb::handle target_offsets, nb::handle imm)
+  Layers(nb::handle source, nb::handle source_offsets, nb::handle target, nb::handle target_offsets,
+         nb::handle imm)
       : sources(regions_of<PyRegion>(source, "source",
                                      "a MemoryRegion, or a sequence with one for each layer")),
         targets(regions_of<RemoteRegion>(target, "target",
@@ -213,8 +211,9 @@ struct Layers {
         from(source_offsets, "source_offsets"),
         to(target_offsets, "target_offsets"),
         keys(imm.is_none() ? std::vector<CounterKey>(1)
-                           : regions_of<CounterKey>(imm, "imm", "a CounterKey, or one for each "
-                                                                "layer")) {
+                           : regions_of<CounterKey>(imm, "imm",
+                                                    "a CounterKey, or one for each "
+                                                    "layer")) {
     count = std::max({sources.size(), targets.size(), keys.size(), from.count().value_or(1),
                       to.count().value_or(1)});
     from.expect_count(count);
@@ -256,8 +255,8 @@ uint32_t write_layers(const PyEngine& self, nb::handle source, nb::handle source
     request.source = at(layers.sources, i).box->id();
     request.target = at(layers.targets, i);
     request.imm = at(layers.keys, i);
-    request.source_pages = from.get(source_stride_bytes.value_or(page), layers.from[i],
-                                    source_inner_stride_bytes);
+    request.source_pages =
+        from.get(source_stride_bytes.value_or(page), layers.from[i], source_inner_stride_bytes);
     request.target_pages =
         to.get(target_stride_bytes.value_or(page), layers.to[i], target_inner_stride_bytes);
     const auto op = engine.submit(request);
@@ -342,11 +341,10 @@ OpId send(const PyEngine& self, fabric::PeerId peer, nb::handle data, uint16_t c
 OpId timer(const PyEngine& self, const SecondsArg& after, const PyBatch* batch, nb::handle notify,
            uint64_t tag) {
   End end({}, batch, notify, tag);
-  return submit(self,
-                fabric::Timer{.after = after.get("after"),
-                              .batch = end.batch,
-                              .notify = end.notify.get()},
-                end);
+  return submit(
+      self,
+      fabric::Timer{.after = after.get("after"), .batch = end.batch, .notify = end.notify.get()},
+      end);
 }
 
 template <class Request, auto Member, class Id>
@@ -361,18 +359,20 @@ OpId submit_about(const PyEngine& self, Id id, const TimeoutArg& timeout, const 
   return submit(self, request, end);
 }
 
-#define FABRIC_PYTHON_END_ARGS                                                       \
-  "timeout"_a.none() = nb::none(), "batch"_a.none() = nb::none(), "notify"_a.none() = nb::none(), "tag"_a = 0
+#define FABRIC_PYTHON_END_ARGS                                                                    \
+  "timeout"_a.none() = nb::none(), "batch"_a.none() = nb::none(), "notify"_a.none() = nb::none(), \
+  "tag"_a = 0
 
 void bind_writes(nb::class_<PyEngine>& engine) {
   engine
       .def("write", &write, "source"_a, "target"_a, "size_bytes"_a, nb::kw_only(),
            "source_offset"_a = 0, "target_offset"_a = 0, "imm"_a.none() = nb::none(),
            "priority"_a.none() = nb::none(), "unsplit"_a = false, FABRIC_PYTHON_END_ARGS,
-           nb::sig("def write(self, source: MemoryRegion, target: RemoteRegion, size_bytes: int, "
-                   "*, source_offset: int = 0, target_offset: int = 0, imm: CounterKey | None = "
-                   "None, priority: Priority | None = None, unsplit: bool = False, "
-                   FABRIC_PYTHON_END ") -> OpId"),
+           nb::sig(
+               "def write(self, source: MemoryRegion, target: RemoteRegion, size_bytes: int, "
+               "*, source_offset: int = 0, target_offset: int = 0, imm: CounterKey | None = "
+               "None, priority: Priority | None = None, unsplit: bool = False, " FABRIC_PYTHON_END
+               ") -> OpId"),
            "One write; adds one to the target's counter when imm is given.")
       .def("write", &write_refs, "source"_a, "target"_a, "size_bytes"_a, nb::kw_only(),
            "imm"_a.none() = nb::none(), "priority"_a.none() = nb::none(), "unsplit"_a = false,
@@ -392,8 +392,9 @@ void bind_writes(nb::class_<PyEngine>& engine) {
                    "| datetime.timedelta | None = None, batch: Batch | None = None) -> int"),
            "Many writes in one call. Accepts a prefix and returns its length, at least 1.")
       .def("write_listed", &write_listed, "list"_a, "source"_a, "target"_a, "first"_a = 0,
-           "count"_a.none() = nb::none(), nb::kw_only(), "source_offset"_a = 0, "target_offset"_a = 0,
-           "imm"_a.none() = nb::none(), "priority"_a.none() = nb::none(), FABRIC_PYTHON_END_ARGS,
+           "count"_a.none() = nb::none(), nb::kw_only(), "source_offset"_a = 0,
+           "target_offset"_a = 0, "imm"_a.none() = nb::none(), "priority"_a.none() = nb::none(),
+           FABRIC_PYTHON_END_ARGS,
            nb::sig("def write_listed(self, list: WriteList, source: MemoryRegion, target: "
                    "RemoteRegion, first: int = 0, count: int | None = None, *, source_offset: int "
                    "= 0, target_offset: int = 0, imm: CounterKey | None = None, priority: Priority "
@@ -404,14 +405,14 @@ void bind_writes(nb::class_<PyEngine>& engine) {
 void bind_paged(nb::class_<PyEngine>& engine) {
   engine
       .def("write_pages", &write_pages, "source"_a, "source_pages"_a.none(), "target"_a,
-           "target_pages"_a.none(), "page_bytes"_a, nb::kw_only(), "source_stride_bytes"_a.none() = nb::none(),
-           "target_stride_bytes"_a.none() = nb::none(), "source_offset"_a = 0, "target_offset"_a = 0,
-           "inner_count"_a = 1, "source_inner_stride_bytes"_a = 0,
-           "target_inner_stride_bytes"_a = 0, "imm"_a.none() = nb::none(),
-           "priority"_a.none() = nb::none(), FABRIC_PYTHON_END_ARGS,
-           nb::sig("def write_pages(self, source: MemoryRegion, source_pages: "
-                   FABRIC_PYTHON_PAGES ", target: RemoteRegion, target_pages: "
-                   FABRIC_PYTHON_PAGES ", page_bytes: int, *, source_stride_bytes: int | None = "
+           "target_pages"_a.none(), "page_bytes"_a, nb::kw_only(),
+           "source_stride_bytes"_a.none() = nb::none(), "target_stride_bytes"_a.none() = nb::none(),
+           "source_offset"_a = 0, "target_offset"_a = 0, "inner_count"_a = 1,
+           "source_inner_stride_bytes"_a = 0, "target_inner_stride_bytes"_a = 0,
+           "imm"_a.none() = nb::none(), "priority"_a.none() = nb::none(), FABRIC_PYTHON_END_ARGS,
+           nb::sig("def write_pages(self, source: MemoryRegion, source_pages: " FABRIC_PYTHON_PAGES
+                   ", target: RemoteRegion, target_pages: " FABRIC_PYTHON_PAGES
+                   ", page_bytes: int, *, source_stride_bytes: int | None = "
                    "None, target_stride_bytes: int | None = None, source_offset: int = 0, "
                    "target_offset: int = 0, inner_count: int = 1, source_inner_stride_bytes: int "
                    "= 0, target_inner_stride_bytes: int = 0, imm: CounterKey | None = None, "
@@ -424,8 +425,8 @@ void bind_paged(nb::class_<PyEngine>& engine) {
            "target_offsets"_a = 0, "source_stride_bytes"_a.none() = nb::none(),
            "target_stride_bytes"_a.none() = nb::none(), "inner_count"_a = 1,
            "source_inner_stride_bytes"_a = 0, "target_inner_stride_bytes"_a = 0,
-           "imm"_a.none() = nb::none(), "priority"_a.none() = nb::none(), "timeout"_a.none() = nb::none(),
-           "batch"_a.none() = nb::none(),
+           "imm"_a.none() = nb::none(), "priority"_a.none() = nb::none(),
+           "timeout"_a.none() = nb::none(), "batch"_a.none() = nb::none(),
            nb::sig("def write_layers(self, source: MemoryRegion | collections.abc.Sequence["
                    "MemoryRegion], source_pages: " FABRIC_PYTHON_PAGES ", target: RemoteRegion | "
                    "collections.abc.Sequence[RemoteRegion], target_pages: " FABRIC_PYTHON_PAGES
@@ -443,7 +444,8 @@ void bind_paged(nb::class_<PyEngine>& engine) {
 void bind_messages(nb::class_<PyEngine>& engine) {
   engine
       .def("scatter", &scatter, "source"_a, "targets"_a, "group"_a.none() = nb::none(),
-           nb::kw_only(), "priority"_a.none() = nb::none(), "unsplit"_a = false, FABRIC_PYTHON_END_ARGS,
+           nb::kw_only(), "priority"_a.none() = nb::none(), "unsplit"_a = false,
+           FABRIC_PYTHON_END_ARGS,
            nb::sig("def scatter(self, source: MemoryRegion, targets: collections.abc.Sequence["
                    "ScatterTarget], group: PeerGroup | None = None, *, priority: Priority | None = "
                    "None, unsplit: bool = False, " FABRIC_PYTHON_END ") -> OpId"),
@@ -456,7 +458,8 @@ void bind_messages(nb::class_<PyEngine>& engine) {
            "Adds one to a counter of each member, without bytes.")
       .def("send", &send, "peer"_a, "data"_a, "channel"_a = 0, nb::kw_only(),
            FABRIC_PYTHON_END_ARGS,
-           nb::sig("def send(self, peer: PeerId, data: bytes | bytearray | memoryview | numpy.typing.NDArray[typing.Any], channel: int = 0, "
+           nb::sig("def send(self, peer: PeerId, data: bytes | bytearray | memoryview | "
+                   "numpy.typing.NDArray[typing.Any], channel: int = 0, "
                    "*, " FABRIC_PYTHON_END ") -> OpId"),
            "A message, copied. Completes when it is queued at the peer's listener.")
       .def("timer", &timer, "after"_a, nb::kw_only(), "batch"_a.none() = nb::none(),

@@ -14,11 +14,10 @@ nb::class_<T> bind_handle(nb::module_& m, const char* name, const char* doc) {
       .def_prop_ro("slot", [](const T& self) { return self.slot; })
       .def_prop_ro("generation", [](const T& self) { return self.generation; })
       .def("__bool__", [](const T& self) { return static_cast<bool>(self); })
-      .def("__eq__", [](const T& self, const T& other) { return self == other; },
-           nb::arg("other"), nb::is_operator(),
-           nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__",
-           [](const T& self) { return uint64_t{self.generation} << 32 | self.slot; })
+      .def(
+          "__eq__", [](const T& self, const T& other) { return self == other; }, nb::arg("other"),
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [](const T& self) { return uint64_t{self.generation} << 32 | self.slot; })
       .def("__repr__", [name](const T& self) {
         return std::string(name) + "(" + std::to_string(self.slot) + ", " +
                std::to_string(self.generation) + ")";
@@ -46,10 +45,10 @@ void bind_types(nb::module_& m) {
       .def_static("from_wire", &fabric::CounterKey::from_wire, "bits"_a)
       .def_prop_ro("wire", &fabric::CounterKey::wire, "Four bytes for a message to the writers.")
       .def("__bool__", [](const fabric::CounterKey& self) { return static_cast<bool>(self); })
-      .def("__eq__",
-           [](fabric::CounterKey self, fabric::CounterKey other) { return self == other; },
-           nb::arg("other"), nb::is_operator(),
-           nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def(
+          "__eq__", [](fabric::CounterKey self, fabric::CounterKey other) { return self == other; },
+          nb::arg("other"), nb::is_operator(),
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const fabric::CounterKey& self) { return self.wire(); })
       .def("__repr__", [](const fabric::CounterKey& self) {
         return "CounterKey(" + std::to_string(self.wire()) + ")";

@@ -247,4 +247,5 @@ def test_settings_are_those_of_config() -> None:
     with shm_pair(default_timeout=0.2) as pair, pytest.raises(TimeoutError):
         pair.counter.wait(1)
     network = fabric.Network(provider="shm", options=fabric.ShmOptions(lanes=2))
-    assert str(network) == "shm lanes=2" and str(fabric.parse_network("shm lanes=2")) == str(network)
+    assert str(network) == "shm lanes=2"
+    assert str(fabric.parse_network("shm lanes=2")) == str(network)

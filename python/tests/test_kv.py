@@ -63,7 +63,7 @@ class Transfer:
             prefill=self.number,
             sources=[kv.Source(rank=0, address=address)],
             prompt_tokens=tokens,
-            pages=[np.array(pages, np.int32)],
+            pages=[np.array(pages, np.int32)] if isinstance(pages, list) else pages,
             **options,  # type: ignore[arg-type]
         )
 
@@ -103,9 +103,12 @@ def test_the_cache_of_a_request_moves(chunk: int) -> None:
     transfer.start("request", [9, 1, 5], 20, per_layer=True, info=b"prompt")
     transfer.prefiller.offer("request", prompt_tokens=20, pages=[[3, 2, 1, 0, 7]])
     transfer.push("request", 20, chunk)
-    free = lambda: kv.PrefillEventKind.SOURCE_FREE in transfer.kinds(kv.PrefillEventKind)  # noqa: E731
-    write = lambda: kv.DecodeEventKind.MAY_WRITE in transfer.kinds(kv.DecodeEventKind)  # noqa: E731
-    transfer.poll_until(lambda: free() and write(), lambda: world.run_for(1e-5))
+
+    def over() -> bool:
+        free = kv.PrefillEventKind.SOURCE_FREE in transfer.kinds(kv.PrefillEventKind)
+        return free and kv.DecodeEventKind.MAY_WRITE in transfer.kinds(kv.DecodeEventKind)
+
+    transfer.poll_until(over, lambda: world.run_for(1e-5))
     transfer.check([3, 2, 1, 0, 7], [9, 1, 5], 20)
     decode = transfer.kinds(kv.DecodeEventKind)
     assert decode.count(kv.DecodeEventKind.LAYER) == LAYERS
@@ -181,7 +184,7 @@ def test_bad_requests_are_named() -> None:
     with pytest.raises(fabric.FabricError, match="pages"):
         transfer.start("request", [0, 1, 1], 24)
     with pytest.raises(TypeError, match="pages: expected"):
-        transfer.decoder.start("r", prefill=0, sources=[], prompt_tokens=1, pages=7)  # type: ignore[arg-type]
+        transfer.start("r", 7, 1)  # type: ignore[arg-type]
     with pytest.raises(LookupError):
         transfer.prefiller.finish("unknown")
     with pytest.raises(LookupError):

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import mmap
 import weakref
+from collections.abc import Callable
 
 import fabric_lib as fabric
 import numpy as np
@@ -57,7 +58,7 @@ def as_is(values: np.ndarray) -> object:
      lambda v: (ctypes.c_uint8 * v.nbytes).from_buffer_copy(v)],
     ids=["numpy", "bytearray", "memoryview", "array", "dlpack", "tensor", "ctypes"],
 )  # fmt: skip
-def test_every_kind_of_memory_is_written_in_place(shm: Pair, make) -> None:  # type: ignore[no-untyped-def]
+def test_every_kind_of_memory_is_written_in_place(shm: Pair, make: Callable) -> None:
     owner = make(np.zeros(4096, np.uint8))
     region = shm.target.register(owner)
     remote = shm.source.import_region(shm.peer, region.desc())

@@ -59,7 +59,8 @@ def test_a_crash_is_peer_lost(world: sim.World, simulated: Pair) -> None:
 def test_hooks_and_conditions(world: sim.World, simulated: Pair) -> None:
     steps: list[float] = []
     arrivals: list[sim.Arrival] = []
-    step, arrival = world.each_step(lambda: steps.append(world.now())), world.each_arrival(arrivals.append)
+    step = world.each_step(lambda: steps.append(world.now()))
+    arrival = world.each_arrival(arrivals.append)
     simulated.source.write(simulated.region, simulated.remote, 64, imm=simulated.key)
     assert world.run_until(lambda: simulated.counter.count == 1, 1)
     assert steps == sorted(steps) and len(arrivals) == 1 and arrivals[0].node == 1
