@@ -16,11 +16,7 @@ PyEvent copy_event(const fabric::Event& event);
 /// The exception of an event that failed.
 nb::object error_of(const fabric::Event& event);
 
-/// The Python class Inbox. One thread reads it: a wait releases the GIL.
-struct PyInbox : Held<fabric::Inbox> {
-  using Held::Held;
-  OneThread one{};
-};
+using PyInbox = Held<fabric::Inbox>;
 using PyFlag = Held<fabric::Flag>;
 
 /// A Python function that a Notify calls.

@@ -167,7 +167,7 @@ kv::DecodeRequest request_of(const std::string& id, uint32_t attempt, uint32_t p
 template <class... Arguments>
 void start(PyDecoder& self, Arguments... arguments) {
   kv::Decoder& decoder = self.get();
-  const OneThread::Use use(self.one);
+  const auto use = self.held.use_alone();
   const kv::DecodeRequest request = request_of(arguments...);
   unwrap(without_gil([&] { return decoder.start(request); }));
 }
@@ -205,7 +205,7 @@ void bind_requests(nb::class_<PyDecoder>& decoder) {
           "add_prefill",
           [](PyDecoder& self, const kv::Side& side) {
             kv::Decoder& object = self.get();
-            const OneThread::Use use(self.one);
+            const auto use = self.held.use_alone();
             kv::Refusal refusal;
             const auto number = object.add_prefill(side, &refusal);
             if (!number) raise_refused(number.error(), refusal);
@@ -238,7 +238,7 @@ void bind_requests(nb::class_<PyDecoder>& decoder) {
           "wait_layer",
           [](PyDecoder& self, const std::string& id, uint32_t layer, TimeoutArg timeout) {
             kv::Decoder& object = self.get();
-            const OneThread::Use use(self.one);
+            const auto use = self.held.use_alone();
             unwrap(wait_in_slices(self.held.context(), timeout.get(), [&](fabric::Timeout slice) {
               return object.wait_layer(id, layer, slice);
             }));
@@ -260,13 +260,19 @@ void bind_decoder(nb::module_& m) {
       .def(
           "poll",
           [](PyDecoder& self, uint32_t max) {
-            const OneThread::Use use(self.one);
+            const auto use = self.held.use_alone();
             return poll_events<kv::DecodeEvent>(self, max);
           },
           "max"_a = 64, nb::sig("def poll(self, max: int = 64) -> list[DecodeEvent]"),
           "Does everything that is due; once per step of the inference engine.")
-      .def("wait", &wait_for_events<kv::Decoder>, "timeout"_a.none() = nb::none(),
-           "Blocks until poll() has something to do.")
+      .def(
+          "wait",
+          [](PyDecoder& self, const TimeoutArg& timeout) {
+            self.get();
+            const auto use = self.held.use_alone();
+            wait_for_events(self, timeout);
+          },
+          "timeout"_a.none() = nb::none(), "Blocks until poll() has something to do.")
       .def(
           "fd", [](PyDecoder& self) { return unwrap(self.get().fd()); },
           "Readable when poll() has something to do.")

@@ -15,11 +15,11 @@ struct KvMember {
   T object;  // declared last: it ends first
 };
 
-/// The Python class of it. One thread at a time, as a wait releases the GIL.
+/// The Python class of it.
 template <class T>
 struct PyMember {
   Held<std::unique_ptr<KvMember<T>>> held;
-  OneThread one{};
+  bool waiting = false;  ///< a thread is in wait(); under the GIL
   T& get() { return held.get()->object; }
 };
 
@@ -40,6 +40,7 @@ inline std::vector<std::vector<uint32_t>> page_ids(nb::handle pages, const char*
 template <class Event, class T>
 nb::list poll_events(PyMember<T>& self, uint32_t max) {
   T& object = self.get();
+  const auto use = self.held.use();
   std::vector<Event> events(std::min(max, 256u));
   const uint32_t n = without_gil([&] { return object.poll(events); });
   nb::list out;
@@ -51,7 +52,13 @@ nb::list poll_events(PyMember<T>& self, uint32_t max) {
 template <class T>
 void wait_for_events(PyMember<T>& self, const TimeoutArg& timeout) {
   T& object = self.get();
-  const OneThread::Use use(self.one);
+  const auto use = self.held.use();
+  if (self.waiting) raise(fabric::Errc::kBusy, "thread: another thread waits");
+  self.waiting = true;
+  struct Waiting {
+    bool& flag;
+    ~Waiting() { flag = false; }
+  } const reset{self.waiting};
   unwrap(wait_in_slices(self.held.context(), timeout.get(),
                         [&](fabric::Timeout slice) { return object.wait(slice); }));
 }

@@ -120,6 +120,7 @@ void construct_prefiller(PyPrefiller* self, const PyEngine& engine, const kv::Si
 void offer(PyPrefiller& self, const std::string& id, uint32_t prompt_tokens, nb::handle pages,
            uint32_t attempt, uint32_t targets) {
   kv::Prefiller& object = self.get();
+  const auto use = self.held.use();
   const kv::OfferRequest request{.id = id,
                                  .attempt = attempt,
                                  .prompt_tokens = prompt_tokens,
@@ -130,6 +131,7 @@ void offer(PyPrefiller& self, const std::string& id, uint32_t prompt_tokens, nb:
 
 uint64_t begin_pass(PyPrefiller& self, const std::vector<PyPassEntry>& entries) {
   kv::Prefiller& object = self.get();
+  const auto use = self.held.use();
   std::vector<kv::PassEntry> all;
   for (const PyPassEntry& entry : entries) {
     all.push_back({.id = entry.id,
@@ -143,6 +145,7 @@ uint64_t begin_pass(PyPrefiller& self, const std::vector<PyPassEntry>& entries) 
 void finish(PyPrefiller& self, const std::string& id, uint32_t attempt, const PyRegion* tail,
             uint64_t tail_offset, uint64_t tail_bytes) {
   kv::Prefiller& object = self.get();
+  const auto use = self.held.use();
   kv::PrefillTail after{};
   if (tail != nullptr) {
     after = {.source = tail->box->region().at(tail_offset), .size_bytes = tail_bytes};
@@ -165,6 +168,7 @@ void bind_pushing(nb::class_<PyPrefiller>& prefiller) {
           "layer_done",
           [](PyPrefiller& self, uint64_t steps) {
             kv::Prefiller& object = self.get();
+            const auto use = self.held.use();
             unwrap(without_gil([&] { return object.layer_done(steps); }));
           },
           "steps"_a, "All steps below `steps` are done: pushes the layers passed since then.")

@@ -91,6 +91,11 @@ Borrowed borrow_dlpack(nb::handle object, bool writable, const char* name) {
 
 /// memoryview(region), and so numpy.frombuffer() and torch.frombuffer().
 int get_region_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
+  if (!nb::inst_ready(self)) {  // made by __new__ alone
+    PyErr_SetString(PyExc_BufferError, "MemoryRegion: not initialized");
+    view->obj = nullptr;
+    return -1;
+  }
   const PyRegion* region = nb::inst_ptr<PyRegion>(self);
   RegionBox& box = *region->box;
   const auto bytes = box.unchecked().bytes();

@@ -113,10 +113,26 @@ class Held {
     if (!value_) raise(fabric::Errc::kClosed, "self: closed");
     return *value_;
   }
-  bool is_open() const noexcept { return value_.has_value(); }
+  /// While a method runs without the GIL: close() is refused then. Made and destroyed under it.
+  class Use {
+   public:
+    explicit Use(Held& held) : held_(held) { ++held_.users_; }
+    ~Use() { --held_.users_; }
+    Use(const Use&) = delete;
+
+   private:
+    Held& held_;
+  };
+  [[nodiscard]] Use use() { return Use(*this); }
+  /// Refuses a second thread, where the library allows one at a time.
+  [[nodiscard]] Use use_alone() {
+    refuse_other_users();
+    return Use(*this);
+  }
   void close() {
     context_->check();
     if (!value_) return;
+    refuse_other_users();
     T last = std::move(*value_);
     value_.reset();
     context_->destroy(std::move(last));
@@ -125,29 +141,14 @@ class Held {
   const SharedContext& shared_context() const { return context_; }
 
  private:
+  void refuse_other_users() const {
+    if (users_ > 0)
+      raise(fabric::Errc::kBusy, "thread: another thread is in a call of this object");
+  }
+
   SharedContext context_;
   std::optional<T> value_;
-};
-
-/// Refuses a second thread where the library allows one at a time: a wait releases the GIL.
-class OneThread {
- public:
-  class Use {
-   public:
-    explicit Use(OneThread& owner) : flag_(*owner.busy_) {
-      if (flag_.exchange(true, std::memory_order_acquire)) {
-        raise(fabric::Errc::kBusy, "thread: another thread is in a call of this object");
-      }
-    }
-    ~Use() { flag_.store(false, std::memory_order_release); }
-    Use(const Use&) = delete;
-
-   private:
-    std::atomic<bool>& flag_;
-  };
-
- private:
-  std::unique_ptr<std::atomic<bool>> busy_ = std::make_unique<std::atomic<bool>>(false);
+  int users_ = 0;  ///< under the GIL
 };
 
 /// Calls `step` with slices of the timeout until it ends otherwise than by its slice, so that a

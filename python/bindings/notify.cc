@@ -38,7 +38,7 @@ uint32_t resolve_futures(PyInbox& self, nb::list table, nb::list free, nb::objec
   static PyObject* const kSetException = PyUnicode_InternFromString("set_exception");
   static PyObject* const kDone = PyUnicode_InternFromString("done");
   fabric::Inbox& inbox = self.get();
-  const OneThread::Use use(self.one);
+  const auto use = self.use_alone();
   std::array<fabric::Event, 64> events;
   uint32_t all = 0;
   for (uint32_t n = inbox.poll(events); n > 0; n = inbox.poll(events)) {
@@ -69,7 +69,7 @@ uint32_t resolve_futures(PyInbox& self, nb::list table, nb::list free, nb::objec
 
 nb::list poll(PyInbox& self, uint32_t max) {
   fabric::Inbox& inbox = self.get();
-  const OneThread::Use use(self.one);
+  const auto use = self.use_alone();
   nb::list out;
   std::array<fabric::Event, 64> events;
   while (max > 0) {
@@ -142,7 +142,7 @@ void bind_inbox(nb::module_& m) {
           "wait",
           [](PyInbox& self, TimeoutArg timeout) {
             fabric::Inbox& inbox = self.get();
-            const OneThread::Use use(self.one);
+            const auto use = self.use_alone();
             unwrap(wait_in_slices(self.context(), timeout.get(),
                                   [&](fabric::Timeout slice) { return inbox.wait(slice); }));
           },

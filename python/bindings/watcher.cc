@@ -17,6 +17,7 @@ void bind_watcher(nb::module_& m) {
       .def("disarm",
            [](PyWatcher& self) {
              fabric::Watcher& watcher = self.held().get();
+             const auto use = self.held().use();
              without_gil([&] { watcher.disarm(); });
            })
       .def("close", [](PyWatcher& self) { self.held().close(); });
