@@ -24,6 +24,9 @@ class Pair:
         self.peer, self.remote, self.key = offer.peer, offer.region, offer.key
         self.region = source.allocate(self.SIZE)
         self.region.numpy()[:] = np.arange(self.SIZE) % 251
+        with source.batch() as batch:  # then both sides have the session
+            source.write(self.region, self.remote, 0, batch=batch)
+        self.back = target.peers()[0]
 
 
 @contextlib.contextmanager

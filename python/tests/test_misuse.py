@@ -1,4 +1,4 @@
-"""Lifetimes and nesting that a program should not have: an exception or a late end, never a crash."""
+"""Lifetimes and nesting that a program should not have: an exception or a late end, no crash."""
 
 import gc
 import threading

@@ -14,10 +14,8 @@ from conftest import Pair, run_code
 
 @pytest.mark.parametrize("what", ["counter", "inbox", "batch", "group"])
 def test_ctrl_c_ends_a_wait(shm: Pair, what: str) -> None:
-    with shm.source.batch() as batch:  # connected on both sides
-        shm.source.write(shm.region, shm.remote, 8, batch=batch)
     group = shm.target.make_counter_group()
-    group.add(shm.target.make_counter(), shm.target.peers()[0])
+    group.add(shm.target.make_counter(), shm.back)
     batch = shm.source.make_batch()
     shm.source.timer(60, batch=batch)
     waits = {
