@@ -212,7 +212,7 @@ void Peers::on_inbound_down(const RailSlot& rail, const RailEvent& event) {
 
 uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   const uint32_t ref = peer.next_ref++;
-  peer.requests[ref] = {.op = op.self,
+  peer.requests[ref] = {.op = op.slot,
                         .is_message = is_message,
                         .channel = op.channel,
                         .credits = is_message ? message_credits(op.list.count) : 0};
@@ -394,7 +394,7 @@ void Peers::start_fence(Op& op) {
     core_.complete(op, peer->is_self ? Errc::kUnsupported : Errc::kBusy, Remote::kUnknown);
     return;
   }
-  peer->fence_op = op.self;
+  peer->fence_op = op.slot;
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
     // A session that never connected has no inbound path: no write of the peer can land.
     complete_fence(*peer, Errc::kOk);
@@ -428,8 +428,8 @@ void Peers::start_drop(Op& op) {
     lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
     return;
   }
-  const uint32_t self = op.self;
-  peer->fence_op = self;
+  const uint32_t slot = op.slot;
+  peer->fence_op = slot;
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
     complete_fence(*peer, Errc::kOk);  // as in start_fence()
     return;
@@ -437,7 +437,7 @@ void Peers::start_drop(Op& op) {
   op.step = 1;
   lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
   // Closing its inbound paths may have completed the operation.
-  if (peer->fence_op == self) advance_fence(*peer);
+  if (peer->fence_op == slot) advance_fence(*peer);
 }
 
 /// The peer did not reply within its grace period: continues with what this side can prove alone.
@@ -522,7 +522,7 @@ void Peers::on_fence(Peer& peer, const control::Body& body) {
 void Peers::stop_control_op(Op& op, Errc code) {
   if (is_fence(op.kind)) {
     Peer* peer = find(op.peer);
-    if (peer != nullptr && peer->fence_op == op.self) {
+    if (peer != nullptr && peer->fence_op == op.slot) {
       complete_fence(*peer, code);
     } else {
       core_.complete(op, code, Remote::kUnknown);
@@ -533,9 +533,9 @@ void Peers::stop_control_op(Op& op, Errc code) {
   if (Peer* peer = find(op.peer); peer != nullptr) {
     auto& waiting = peer->credits[op.channel].waiting;
     const bool queued =
-        op.kind == OpKind::kSend && (std::erase(waiting, op.self) > 0 || withdraw_parts(*peer, op));
+        op.kind == OpKind::kSend && (std::erase(waiting, op.slot) > 0 || withdraw_parts(*peer, op));
     const auto it = peer->requests.find(op.ref);
-    if (!queued && it != peer->requests.end() && it->second.op == op.self) {
+    if (!queued && it != peer->requests.end() && it->second.op == op.slot) {
       sent = peer->usable();
       it->second.op = kNone;  // the reply still returns the credit
     }

@@ -495,8 +495,8 @@ void EngineCore::inbox_read() noexcept {
 void EngineCore::link_running(Op& op) noexcept {
   op.running_prev = kNone;
   op.running_next = running_head;
-  if (running_head != kNone) ops.at(running_head).running_prev = op.self;
-  running_head = op.self;
+  if (running_head != kNone) ops.at(running_head).running_prev = op.slot;
+  running_head = op.slot;
 }
 
 void EngineCore::unlink_running(Op& op) noexcept {

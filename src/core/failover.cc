@@ -327,7 +327,7 @@ void Transfers::replay_shard(BrokenConnection& broken, Op& op, PendingFragment r
     const OpHold hold(op);
     std::erase_if(broken.writes, [&](uint32_t cookie) FABRIC_REQUIRES(state_lock) {
       const InflightWrite& write = inflight_[cookie];
-      if (write.op != op.self || write.cut != rest.cut || write.shard != rest.shard) return false;
+      if (write.op != op.slot || write.cut != rest.cut || write.shard != rest.shard) return false;
       give_back_inflight(cookie);
       --op.inflight;
       return true;
@@ -335,7 +335,7 @@ void Transfers::replay_shard(BrokenConnection& broken, Op& op, PendingFragment r
     for (uint32_t i = broken.partly_posted.head; i != kNone;) {
       const PendingFragment& other = pending_.at(i);
       const uint32_t next = other.next;
-      if (other.op == op.self && other.cut == rest.cut && other.shard == rest.shard) {
+      if (other.op == op.slot && other.cut == rest.cut && other.shard == rest.shard) {
         pending_.unlink(i);
         unlink_from_op(op, i);
         pending_.give_back(i);

@@ -73,7 +73,7 @@ void Transfers::stop(Op& op, Errc code) {
       for (RailSlot& rail : network.rails) {
         std::vector<uint32_t> withdrawn;
         std::erase_if(rail.backlog, [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
-          if (inflight_[wr.cookie].op != op.self) return false;
+          if (inflight_[wr.cookie].op != op.slot) return false;
           withdrawn.push_back(wr.cookie);
           return true;
         });
@@ -93,7 +93,7 @@ void Transfers::force_drain(Op& op) {
   expand_all();
   if (op.step++ == 0) {
     for (const InflightWrite& write : inflight_) {
-      if (write.op != op.self || write.in_doubt) continue;
+      if (write.op != op.slot || write.in_doubt) continue;
       Path& path = *paths_[write.path];
       if (path.state != Path::State::kReady) continue;
       FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: closing its path",
@@ -110,7 +110,7 @@ void Transfers::force_drain(Op& op) {
   {
     const OpHold hold(op);
     for (uint32_t i = 0; i < inflight_.size(); ++i) {
-      if (inflight_[i].op != op.self || !inflight_[i].in_doubt) continue;
+      if (inflight_[i].op != op.slot || !inflight_[i].in_doubt) continue;
       complete_in_doubt(i, inflight_[i].status);
     }
   }

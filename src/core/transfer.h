@@ -298,7 +298,7 @@ class Transfers {
       visit(pending_.at(i).peer);
     }
     for (const InflightWrite& write : inflight_) {
-      if (write.op == op.self) visit(write.peer);
+      if (write.op == op.slot) visit(write.peer);
     }
   }
   bool idle() const noexcept FABRIC_REQUIRES(state_lock);  ///< no path is left
