@@ -32,7 +32,8 @@ MessageType done_type(MessageType request) {
   }
 }
 
-std::vector<InboundPath>::iterator find_inbound(Peer& peer, const RailSlot& rail, uint32_t id) {
+std::vector<InboundPath>::iterator find_inbound(Peer& peer, const RailSlot& rail, uint32_t id)
+    FABRIC_REQUIRES(state_lock) {
   return std::find_if(peer.inbound.begin(), peer.inbound.end(), [&](const InboundPath& path) {
     return path.network == rail.network && path.rail == rail.index && path.id == id;
   });
@@ -188,7 +189,7 @@ void Peers::rail_lost(uint8_t network, uint8_t rail) {
 
 bool Peers::has_inbound(const RailSlot& rail, uint32_t id) const {
   const auto peers = all();
-  return std::any_of(peers.begin(), peers.end(), [&](Peer* peer) {
+  return std::any_of(peers.begin(), peers.end(), [&](Peer* peer) FABRIC_REQUIRES(state_lock) {
     return find_inbound(*peer, rail, id) != peer->inbound.end();
   });
 }
@@ -328,10 +329,11 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
 /// Whether a counter key may have been revoked after the reply was sent: numbered messages may
 /// overtake each other.
 bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
-  return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
-    const auto it = peer.revoked_keys.find(key);
-    return it != peer.revoked_keys.end() && answer.ref < it->second;
-  });
+  return std::any_of(answer.keys.begin(), answer.keys.end(),
+                     [&](uint32_t key) FABRIC_REQUIRES(state_lock) {
+                       const auto it = peer.revoked_keys.find(key);
+                       return it != peer.revoked_keys.end() && answer.ref < it->second;
+                     });
 }
 
 void Peers::on_revoke_key(Peer& peer, const control::Body& body) {

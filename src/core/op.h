@@ -166,6 +166,9 @@ struct OpHead {
 ///
 /// An operation completes when every part has completed, nothing of it is in flight, and no OpHold
 /// is left. The members that the fast path touches come first.
+///
+/// Not annotated with the state lock: the submitter fills OpRequest and OpHead without it, and only
+/// the submission ring orders that before the worker's reads, which the analysis cannot follow.
 struct alignas(64) Op : OpHead, OpRequest, OpProgress {
   HeapTimer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;

@@ -297,21 +297,23 @@ void Transfers::begin_close(Path& path) {
   path.state = Path::State::kClosing;
   path.probe_deadline_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
-  std::erase_if(core_.networks[path.network].rails[path.rail].backlog, [&](const WriteOp& wr) {
-    if (wr.path != path.id) return false;
-    withdrawn.push_back(wr.cookie);
-    return true;
-  });
+  std::erase_if(core_.networks[path.network].rails[path.rail].backlog,
+                [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
+                  if (wr.path != path.id) return false;
+                  withdrawn.push_back(wr.cookie);
+                  return true;
+                });
   for (const uint32_t cookie : withdrawn) {
     retire_write(cookie, {Errc::kRailLost, Remote::kNotDelivered});
   }
 }
 
 void Transfers::on_path_down(const RailSlot& rail, const RailEvent& event) {
-  const auto found = std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
-    return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
-           path->network == rail.network && path->rail == rail.index && path->id == event.path;
-  });
+  const auto found =
+      std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) FABRIC_REQUIRES(state_lock) {
+        return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
+               path->network == rail.network && path->rail == rail.index && path->id == event.path;
+      });
   if (found == paths_.end()) return;
   Path& path = **found;
   if (path.state != Path::State::kClosing) {
@@ -486,8 +488,10 @@ uint64_t Transfers::queued_on(const Path& path) noexcept {
 }
 
 bool Transfers::idle() const noexcept {
-  const bool idle = std::all_of(paths_.begin(), paths_.end(),
-                                [](const auto& path) { return path->state == Path::State::kFree; });
+  const bool idle =
+      std::all_of(paths_.begin(), paths_.end(), [](const auto& path) FABRIC_REQUIRES(state_lock) {
+        return path->state == Path::State::kFree;
+      });
   // Otherwise it leaked: nothing is left that could give it back.
   FABRIC_DCHECK(!idle || free_inflight_count_ == inflight_.size(), "a write outlives its path");
   FABRIC_DCHECK(!idle || post_batches_.empty(), "a post batch outlives its path");
