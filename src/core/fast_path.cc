@@ -6,9 +6,8 @@
 #include "core/inflight.h"
 
 // The fast path, for writes and for targets of a scatter. A part is eligible if
-// - it is one work request: not bulk, at most write_bytes_max, and, with several rails, `unsplit`
-// or
-//   smaller than 2 x stripe_bytes_min;
+// - it is one work request: not bulk, at most write_bytes_max, and, with several rails,
+//   `unsplit` or smaller than 2 x stripe_bytes_min;
 // - its route is cached: the session, the regions and every path of the route are ready;
 // - it overtakes nothing: no fragments or refused writes wait for its rail, and there is room;
 // - the lease is valid, and it is neither cancelled nor past its deadline.
