@@ -279,7 +279,7 @@ void DecoderCore::message(const Event& event) {
   answer(*found->second, head->kind, event.bytes());
 }
 
-/// An answer about one flow. What cannot be read, or names no flow, changes nothing.
+/// A reply for one flow. One that does not parse, or names no flow, is ignored.
 void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
                          std::span<const std::byte> bytes) {
   const auto flow_of = [&](uint64_t serial) -> Flow* {
@@ -512,11 +512,11 @@ void DecoderCore::fail_task(Task& task, FailCode code, uint32_t rank, std::strin
 /// Reports what all flows together have reached.
 void DecoderCore::update(Task& task) {
   if (task.over) return;
-  bool full = true, settled = true, quiet = true, quarantined = false;
+  bool full = true, landed_known = true, quiet = true, quarantined = false;
   uint64_t landed = 0;
   for (const auto& flow : task.flows) {
     full = full && flow->lease.full();
-    settled = settled && flow->lease.settled();
+    landed_known = landed_known && flow->lease.landed_known();
     quiet = quiet && flow->lease.state() == LeaseState::kQuiet;
     quarantined = quarantined || flow->lease.state() == LeaseState::kQuarantined;
     landed += flow->lease.landed();
@@ -532,7 +532,7 @@ void DecoderCore::update(Task& task) {
     for (size_t g = 0; g < task.leased.size(); ++g) quarantined_[g] += task.leased[g].size();
     emit(task, DecodeEvent::Kind::kQuarantined);
   }
-  if (task.phase == Task::Phase::kCancelled && settled && !task.cancel_reported) {
+  if (task.phase == Task::Phase::kCancelled && landed_known && !task.cancel_reported) {
     task.cancel_reported = true;
     ++stats_.cancelled;
     emit(task, DecodeEvent::Kind::kCancelled).landed = landed;
