@@ -30,7 +30,7 @@ using Kind = MessageHeader::Kind;
 using transformer::ForwardPass;
 using transformer::Sequence;
 
-/// One attempt of a request. Its pages are read by the network until all ranks are through with it.
+/// One attempt of a request. The network reads its pages until every decode rank is quiet.
 struct Job {
   std::string id{};
   uint32_t attempt = 0;

@@ -85,7 +85,7 @@ class RouterRole {
     }
     view_ = view;
     picker_.update(view);
-    // A decoder that is gone without having said so takes its requests with it.
+    // A decoder that vanished without a leave has lost its requests: send them again.
     for (auto& [number, request] : open_) {
       if (request.placed && view_.find(request.decoder.engine_id) == nullptr &&
           !leaving_.contains(request.decoder.engine_id)) {
@@ -153,7 +153,7 @@ class RouterRole {
     const std::string beginning = number % 4 == 0 ? "" : std::to_string(request.prompt / kGroup);
     auto pick = picker_.pick({.prefix = beginning, .except = request.tried});
     if (!pick) {
-      request.tried.clear();  // all have been tried: any that is there now may be tried again
+      request.tried.clear();  // all have been tried: the next pick may take any of them again
       return;
     }
     const auto peer = member_.engine().connect(decoder->address);

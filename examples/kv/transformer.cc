@@ -101,7 +101,7 @@ uint32_t ForwardPass::next_token() const {
   std::vector<float> scores(model_.options_.vocabulary);
   rms_norm(std::span(stream_).last(width), last.data());
   model_.head_.multiply(last, scores);
-  // The first of equal ones.
+  // The lowest token id on a tie.
   return static_cast<uint32_t>(std::ranges::max_element(scores) - scores.begin());
 }
 

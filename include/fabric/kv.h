@@ -177,7 +177,7 @@ struct DecodeEvent {
   RefuseCode refused = RefuseCode::kNone;
   /// kCancelled: writes that landed, as far as proved. kComplete: all of them.
   uint64_t landed = 0;
-  std::string text{};  ///< for people
+  std::string text{};  ///< human-readable
 };
 FABRIC_EXPORT const char* to_string(DecodeEvent::Kind kind) noexcept;
 

@@ -172,11 +172,11 @@ FABRIC_EXPORT const char* to_string(RefusalCode code) noexcept;
 FABRIC_EXPORT const char* to_string(GroupKind kind) noexcept;
 FABRIC_EXPORT const char* to_string(PageOrder order) noexcept;
 
-/// A refusal for people: Error::what is static text, this has the names and numbers.
+/// A human-readable refusal: Error::what is static text, this has the names and numbers.
 struct Refusal {
   RefusalCode code = RefusalCode::kNone;
   std::string reason{};  ///< what, where (side, rank, group, layer, tensor), both values
-  std::string remedy{};  ///< the way out
+  std::string remedy{};  ///< what to change
 };
 
 /// A layout that plan() would accept by itself: every field in its range, names unique and

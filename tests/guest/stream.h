@@ -58,7 +58,7 @@ class Stream {
   uint64_t unknown() const { return unknown_; }
   uint64_t failed() const { return not_delivered_ + unknown_; }
   std::string first_failure() const { return first_failure_; }
-  std::string describe() const;  ///< for people, when it is stuck
+  std::string describe() const;  ///< human-readable, for when it is stuck
   PeerId peer() const { return peer_; }
 
  private:

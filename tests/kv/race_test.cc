@@ -371,7 +371,7 @@ TEST_F(KvRace, R18TheSameAttemptTwiceIsRefusedAndAHigherOneIsNot) {
   finish(cluster);
   ASSERT_TRUE(cluster.start("again", kPrompt));
   finish(cluster);
-  // The router sends it once more, when both sides are through with it.
+  // The router sends it again after both sides have finished it.
   DecodeRequest twice = cluster.request("r", kPrompt, 0, 0, *cluster.pool.allocate(6));
   RefuseCode refused = RefuseCode::kNone;
   cluster.then = [&](const DecodeEvent& event) {

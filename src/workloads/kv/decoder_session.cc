@@ -16,7 +16,8 @@ Result<OpId> DecoderCore::send(const SourceSession& session, std::span<const std
                              .notify = Notify::inbox(inbox_, tag)});
 }
 
-/// Dispatches what waits, in its order. What finds no room in the engine stays for the next call.
+/// Dispatches the waiting flows in order. A flow that the engine has no room for waits for the next
+/// call.
 void DecoderCore::pump(SourceSession& session) {
   while (session.connected && !session.lost && !session.waiting.empty()) {
     Flow* flow = find_flow(session.waiting.front());
@@ -67,7 +68,7 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
   flow.set = *set;
   flow.set->flows[flow.number] = &flow;
   flow.lease.start(flow.total);
-  // What the lease does not need any more: with many requests in flight this is most of their size.
+  // Free what is not needed after the dispatch: it is most of the memory of a request in flight.
   const uint64_t serial = flow.dispatch.serial;
   flow.dispatch = {};
   flow.dispatch.serial = serial;
@@ -363,7 +364,7 @@ void DecoderCore::lose(SourceSession& session) {
   drop_empty(session);
 }
 
-/// The lease of the flow is quiet: it is no part of a set or a session any more.
+/// The lease of the flow is quiet: removes it from its grant set and its session.
 void DecoderCore::detach(Flow& flow) {
   SourceSession& session = *flow.session;
   draining_.erase(flow.number);

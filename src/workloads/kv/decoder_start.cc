@@ -183,7 +183,7 @@ Result<std::vector<std::vector<uint32_t>>> DecoderCore::written_pages(
   return written;
 }
 
-/// What quarantine has left must serve the request and keep the reserve.
+/// Pages that are not quarantined must suffice for the request and the reserve.
 Result<void> DecoderCore::check_reserve(const DecodeRequest& request) const {
   if (options_.reserve_pages == 0) return {};
   for (size_t g = 0; g < owners_.size(); ++g) {

@@ -232,7 +232,7 @@ class PrefillerCore {
 
   // prefiller_push.cc
   void steps_done(uint64_t steps);
-  /// Pushes what may be pushed. False: no room in the engine, the target is blocked.
+  /// Pushes the computed chunks of the target. False: the engine has no room, and it is blocked.
   bool advance(Target& target);
   enum class Push : uint8_t { kDone, kNoRoom, kFailed };
   Push prepare(Target& target, const PassChunk& chunk);
@@ -270,7 +270,7 @@ class PrefillerCore {
   std::deque<Target*> blocked_;
   std::vector<std::unique_ptr<Target>> dead_targets_;  ///< freed at the end of the call
   std::vector<std::unique_ptr<HeldOffer>> dead_offers_;
-  std::deque<QueuedAnswer> answers_;  ///< that found no room
+  std::deque<QueuedAnswer> answers_;  ///< the engine had no room for them
   Deadlines deadlines_;
   std::deque<PrefillEvent> events_;
   uint64_t next_number_ = 1;

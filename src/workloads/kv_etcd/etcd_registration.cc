@@ -79,7 +79,7 @@ void EtcdRegistration::take_answer(const std::string& used, const HttpAnswer& an
 
 void EtcdRegistration::back_off() {
   Nanos delay = delay_.next(context_);
-  // A lease does not wait for long.
+  // A lease must be renewed before it ends.
   if (lease_ != 0) delay = std::min(delay, ttl_ / 3);
   due_ = EtcdContext::now() + delay;
 }

@@ -10,9 +10,9 @@ namespace fabric::kv {
 
 namespace {
 
-// Beside the value: key, revisions, version and lease, with their names.
+// Of an entry without its value: key, revisions, version and lease, with their names.
 constexpr size_t kEntryBytes = 512;
-// Room for values that are no members: the largest that etcd takes has 1.5 MiB by default.
+// Room for foreign values under the prefix: by default etcd accepts up to 1.5 MiB.
 constexpr size_t kAnswerBytes = 4u << 20;
 
 }  // namespace
