@@ -150,7 +150,7 @@ struct Side {
 enum class RefusalCode : uint8_t {
   kNone = 0,
   kBadLayout,  ///< a field out of its range, or memory outside its region; see Refusal::reason
-  kTooLarge,   ///< more ranks, slices or bytes than the limits allow
+  kTooLarge,   ///< more ranks, plan slices or bytes than the limits allow
   kSideOrder,  ///< ranks not ordered by (pp_rank, tp_rank), or twice the same one
   kContextParallel,    ///< dcp_size or pcp_size is not 1: tokens would be interleaved over ranks
   kUnevenHeads,        ///< neither of heads (or rows) and tp_size divides the other
