@@ -4,7 +4,7 @@
 
 #include "scenario.h"
 
-// The final checks: what must hold, next to what was measured.
+// The final checks: each states a condition and the measured values.
 
 namespace demo {
 
@@ -26,7 +26,7 @@ std::string counted(uint64_t number, const char* what) {
   return grouped(number) + " " + what + (number == 1 ? "" : "s");
 }
 
-/// Attempts that a prefiller did not complete because of what happened to it.
+/// Attempts that a prefiller did not complete because it was killed or stopped.
 struct Interrupted {
   uint64_t attempts = 0;
   int64_t last_failed_ns = 0;

@@ -33,8 +33,8 @@ td.number, th.number { text-align: right; }
 summary { cursor: pointer; margin: 0.6em 0; }
 )";
 
-// Looks at the laid out page and writes down what is wrong with it, for the test that opens the
-// page in a browser: labels outside of their picture, pictures without size.
+// Checks the rendered page and records what is wrong with it, for the test that opens it in a
+// browser: labels outside of their picture, pictures without size.
 constexpr const char* kScript = R"(
 window.addEventListener("load", () => {
   const wrong = [];

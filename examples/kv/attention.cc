@@ -8,7 +8,7 @@
 
 namespace transformer {
 
-/// The queries of one head against the rows that are cached. Latent attention has the values in the
+/// The queries of one head against its cached rows. Latent attention has the values in the
 /// first elements of the keys.
 struct ForwardPass::HeadQuery {
   const float* query = nullptr;  ///< [count][stride]

@@ -14,7 +14,7 @@ float weight_scale(float gain, uint32_t rows) {
   return gain * std::sqrt(3.0f / static_cast<float>(rows));
 }
 
-/// Random weights make attention nearly uniform, and then a wrong key would hardly show. A gain
+/// Random weights make attention nearly uniform, so that a wrong key would hardly show. A gain
 /// well above 1 makes the softmax choose few tokens, as trained models do.
 constexpr float kScoreGain = 2.0f;
 

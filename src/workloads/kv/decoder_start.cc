@@ -32,7 +32,7 @@ const PairPlan& pair_of(const PrefillPlan& prefill, size_t rank_index) {
 Result<uint32_t> DecoderCore::add_prefill(const Side& side, Refusal* refusal) {
   auto bytes = encode(side);
   if (!bytes) {
-    // plan() explains in words what encode() only names.
+    // plan() gives a Refusal in words, encode() only a code.
     const auto refused = plan(side, Side{{options_.layout}}, options_.plan, refusal);
     return refused ? bytes.error() : refused.error();
   }
@@ -385,7 +385,7 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
     sessions.push_back(flow->session);
   }
   for (SourceSession* session : sessions) pump(*session);
-  update(task);  // everything may be cached
+  update(task);  // complete at once if every token is cached
   erase_ended();
   wake();
 }

@@ -280,7 +280,7 @@ void EmbeddedDirectory::Impl::take_message(const Event& event) {
 Errc EmbeddedDirectory::Impl::list(PeerId from, const Member& member) {
   if (!options.serve) return Errc::kUnsupported;
   const auto info = engine.peer_info(from);
-  // A session that has ended takes its member with it, and that event has been taken already.
+  // The session has ended: its event was handled before, and has removed the member.
   if (!info || info->state >= PeerState::kLost) return Errc::kPeerLost;
   if (member.engine_id != info->engine_id || member.incarnation != info->incarnation) {
     return Errc::kPermission;
@@ -427,7 +427,7 @@ void EmbeddedDirectory::Impl::serve_watcher(PeerId peer, ViewWatcher& watcher) {
   const size_t bytes_max = std::min(watcher.message_bytes_max, kViewBytesMax);
   ViewMessage message = table.after(watcher.has, bytes_max, counted.members_unsent);
   message.warmed_up = warmed_up;
-  bool lost = false;  // then its event follows
+  bool lost = false;  // if so, the event of its loss follows
   watcher.sending = send(peer, message, lost);
   if (watcher.sending == 0) {
     watcher.due = now + watcher.delay.next(options, rng);

@@ -84,7 +84,7 @@ struct EmbeddedDirectory::Impl {
   Errc list(PeerId from, const Member& member);
   void connection_lost(SeedConnection& connection);
 
-  // What is due
+  // Sending what is due
   void connect(SeedConnection& connection);
   void serve_connection(SeedConnection& connection);
   void serve_watcher(PeerId peer, ViewWatcher& watcher);

@@ -11,7 +11,7 @@ namespace fabric::kv {
 
 using MemberMap = std::map<uint64_t, Member>;
 
-/// What one seed has said, in this session and before.
+/// The view of one seed, from its messages in this session and before.
 ///
 /// Pure: no engine, no time.
 class SeedView {

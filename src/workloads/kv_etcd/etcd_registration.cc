@@ -152,7 +152,7 @@ void EtcdRegistration::write(int64_t mod_revision) {
 void EtcdRegistration::take_write(const std::string& used, std::string_view body) {
   const auto put = parse_put(body);
   if (!put) return bad_answer(used);
-  if (!put->succeeded) return back_off();  // another one has written: read again
+  if (!put->succeeded) return back_off();  // the key has changed: read it again
   if (writing_ != version_) return;        // announce() or leave() came in between
   written_ = true;
   written_revision_ = put->revision;
