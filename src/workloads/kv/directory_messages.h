@@ -45,7 +45,7 @@ struct ViewMessage {
   uint64_t from = 0;       ///< 0: drop what an earlier message listed
   uint64_t upto = 0;       ///< not less than `from`
   bool last = false;       ///< `upto` is the seed's present revision
-  bool warmed_up = false;  ///< the seed has waited long enough for its members
+  bool warmed_up = false;  ///< EmbeddedOptions::warm_up of the seed has passed
   std::vector<uint64_t> left{};
   std::vector<Member> members{};
   bool operator==(const ViewMessage&) const = default;
