@@ -118,14 +118,17 @@ void Screen::line(double seconds, const Totals& totals, const std::vector<Row>& 
                             static_cast<unsigned long long>(totals.answered),
                             static_cast<unsigned long long>(totals.submitted),
                             static_cast<unsigned long long>(totals.members));
+  std::string pages =
+      text_of(", pages: %llu free, %llu in flight", static_cast<unsigned long long>(free),
+              static_cast<unsigned long long>(flowing));
+  if (fenced > 0) pages += text_of(", %llu fencing", static_cast<unsigned long long>(fenced));
   if (totals.window.requests > 0) {
-    out += text_of(", TTFT %.0f ms, KV %.4f GB/s", totals.window.p50_ms,
-                   totals.window.gigabytes_per_second);
+    out += text_of(", TTFT %.0f ms", totals.window.p50_ms);
+    const std::string rate = text_of(", KV %.4f GB/s", totals.window.gigabytes_per_second);
+    // Dropped when the line would be too long: fencing matters more at that moment.
+    if (out.size() + rate.size() + pages.size() <= kColumns) out += rate;
   }
-  out += text_of(", pages: %llu free, %llu in flight, %llu fencing",
-                 static_cast<unsigned long long>(free), static_cast<unsigned long long>(flowing),
-                 static_cast<unsigned long long>(fenced));
-  std::printf("%.*s\n", static_cast<int>(kColumns), out.c_str());
+  std::printf("%.*s\n", static_cast<int>(kColumns), (out + pages).c_str());
 }
 
 }  // namespace demo
