@@ -186,7 +186,8 @@ struct Peer : PeerHead {
   std::map<uint64_t, EarlyMessage> early{};             ///< by number; at most the channel's window
   uint64_t early_bytes = 0;
   std::map<uint16_t, PartialMessage> partial{};  ///< at most one per channel with a listener
-  uint32_t sends_in_parts = 0;                   ///< channels with a message that is being sent
+  /// Channels with a message that is being sent in parts, in the order of their turns.
+  std::deque<uint16_t> channels_in_parts{};
   std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
   std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
   std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
@@ -375,8 +376,10 @@ class Peers {
       FABRIC_REQUIRES(state_lock);
   void message_answered(Peer& peer, const PendingRequest& request, Op* op, Errc code)
       FABRIC_REQUIRES(state_lock);
-  bool send_parts(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
-  void resume_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  void start_sends(Peer& peer, uint16_t channel) FABRIC_REQUIRES(state_lock);
+  void send_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  bool send_part(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
+  static void end_parts(Peer& peer, uint16_t channel) FABRIC_REQUIRES(state_lock);
   bool withdraw_parts(Peer& peer, const Op& op) FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
