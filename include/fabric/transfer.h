@@ -235,7 +235,8 @@ struct Drop {
 /// proof may follow as kFenceProved with this op and no peer.
 ///
 /// Cost: one message to the peer and back, which waits for the writes that the peer has posted
-///   under the grant, and a deregistration on every NIC; in the engine O(live grants of the region).
+///   under the grant, and a deregistration on every NIC; in the engine O(live grants of the
+///   region).
 /// Fails with kInvalidArgument (no grant), kExhausted. Completes with kBusy while another Revoke of
 /// the grant is pending, with kNotFound for an id that this engine's grant() did not return: that
 /// of another engine of the process revokes nothing and proves nothing.
