@@ -24,6 +24,17 @@ constexpr int64_t kWatchIntervalNs = 1'000;
 constexpr int64_t kTearDownNs = 10'000'000'000;
 constexpr int64_t kPollIntervalNs = 200'000;
 constexpr int64_t kFarewellNs = 200'000'000;
+
+/// What the generations of an engine's lists and grants count from, so that the handles of another
+/// engine are not found. Engines of one process get ranges that are disjoint: the upper 12 bits
+/// number them, and each slot has at least 2^19 generations before it reaches the next range. Those
+/// of different processes differ by chance.
+uint32_t first_generation(uint64_t seed) noexcept {
+  // A count: pairs with nothing.
+  static std::atomic<uint32_t> engines{0};
+  const uint32_t number = engines.fetch_add(1, std::memory_order_relaxed);
+  return number << 20 | static_cast<uint32_t>(Rng(seed).next() >> (64 - 19));
+}
 }  // namespace
 
 void* EngineCore::leaked(size_t bytes) noexcept { return ::operator new(bytes, std::nothrow); }
@@ -49,9 +60,10 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       groups(config.peers_max * 16) {
   engine_id = config.engine_id != 0 ? config.engine_id : rng.next() | 1;
   incarnation = driver->incarnation();
-  const auto lists_from = static_cast<uint32_t>(Rng(engine_id ^ incarnation).next());
-  page_lists.set_first_generation(lists_from);
-  write_lists.set_first_generation(lists_from);
+  const uint32_t from = first_generation(engine_id ^ incarnation);
+  page_lists.set_first_generation(from);
+  write_lists.set_first_generation(from);
+  regions.set_first_grant_generation(from);
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {
     ops.at(i).timer.kind = HeapTimer::Kind::kOp;

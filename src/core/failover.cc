@@ -369,7 +369,8 @@ void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragmen
     complete_unposted(op, fragment, peer.id(), Errc::kRailLost);
     return;
   }
-  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);
+  const uint32_t rail = deal_one(network, up, bytes_to_post(op, fragment));
+  enqueue(op, peer, network, rail, fragment);
 }
 
 // ---- Opening a path again -----------------------------------------------------------------------
@@ -418,7 +419,8 @@ void Transfers::reroute(Path& path) {
       next = fragment.next;
       // Its earlier slices used this path. One immediate must cover them all.
       if (fragment.offset != fragment.shard.begin) continue;
-      Path* to = path_for(peer, network, up.index[take_turns(network, up)]);
+      const uint64_t bytes = bytes_to_post(core_.ops.at(fragment.op), fragment);
+      Path* to = path_for(peer, network, deal_one(network, up, bytes));
       if (to == nullptr) {
         drop_pending(index, Errc::kUnreachable);
       } else {

@@ -103,11 +103,16 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   return true;
 }
 
-/// Round robin over the paths of the route, together with all other peers on the same network.
+/// The path of the rail that is next (deal.cc). That of the only one takes no turn.
 [[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path(
-    const CachedRoute& route) noexcept {
+    const CachedRoute& route) {
   const auto paths = static_cast<uint32_t>(route.paths.size());
-  return route.paths[paths == 1 ? 0 : route.network_slot->rotation % paths];
+  if (paths == 1) return route.paths[0];
+  const NetworkSlot& network = *route.network_slot;
+  const CachedPath& next = route.paths[network.rotation % paths];
+  if (next.rail->dealt_bytes <= network.dealt_max) [[likely]]
+    return next;
+  return least_dealt_path(route);
 }
 
 /// How many writes may be added on the path now: none if that would overtake queued ones.
@@ -193,6 +198,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   post_batch.deadline_ns = deadline_ns;
   post_batch.no_notify = no_notify;
   post_batch.with_imm |= with_imm << first_entry;
+  if (flow_.route->paths.size() > 1) deal(*flow_.route->network_slot, rail, first.size_bytes);
   account_added(post_batch, cached_path, n);
   return n;
 }
@@ -241,7 +247,7 @@ uint32_t Transfers::add_targets(Op& op, uint32_t first, uint32_t most) {
         .has_imm = uint8_t{has_imm},
         .priority = static_cast<uint8_t>(op.priority)};
     const bool several = route->paths.size() > 1;
-    if (several) ++route->network_slot->rotation;
+    if (several) deal(*route->network_slot, rail, target->size_bytes);
     ++path.inflight;
     ++rail.inflight;
     ++region->inflight;
@@ -338,8 +344,8 @@ inline bool Transfers::fill_from(WriteOp& wr, const WriteOp& base, uint32_t cook
   return has_imm;
 }
 
-/// Adds `n` new entries to the in-flight counts of post batch, path, rail and region, and advances
-/// the rotation over rails. When this rail has kPostMax entries staged, all rails are posted.
+/// Adds `n` new entries to the in-flight counts of post batch, path, rail and region. When this
+/// rail has kPostMax entries staged, all rails are posted.
 [[gnu::always_inline]] inline void Transfers::account_added(PostBatch& post_batch,
                                                             const CachedPath& cached_path,
                                                             uint32_t n) {
@@ -347,7 +353,6 @@ inline bool Transfers::fill_from(WriteOp& wr, const WriteOp& base, uint32_t cook
   rail.staged_count += n;
   post_batch.count += n;
   post_batch.inflight = PostBatch::low_bits(post_batch.count);
-  if (flow_.route->paths.size() > 1) flow_.route->network_slot->rotation += n;
   cached_path.path->inflight += n;
   rail.inflight += n;
   post_batch.region->inflight += n;

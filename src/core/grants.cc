@@ -78,9 +78,9 @@ Result<void> Regions::may_grant(RegionId id, PeerId peer_id) const {
 void Regions::start_revoke(Op& op) {
   GrantSlot* grant = grants_.find(op.grant.slot, op.grant.generation);
   if (grant == nullptr) {
-    // A grant leaves the table only with the proof. An id that was never made proves nothing.
-    const GrantSlot* slot = grants_.at(op.grant.slot);
-    const bool ended = slot != nullptr && op.grant.generation <= slot->last_generation;
+    // A grant leaves the table only with the proof. An id that grant() did not return,
+    // such as one of another engine, proves nothing.
+    const bool ended = grants_.was_published(op.grant.slot, op.grant.generation);
     core_.complete(op, ended ? Errc::kOk : Errc::kNotFound,
                    ended ? Remote::kDelivered : Remote::kUnknown);
     return;

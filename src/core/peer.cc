@@ -132,7 +132,7 @@ void Peers::reset(Peer& peer) {
   peer.early.clear();
   peer.early_bytes = 0;
   peer.partial.clear();
-  peer.sends_in_parts = 0;
+  peer.channels_in_parts.clear();
   peer.held.clear();
   peer.bound.clear();
   peer.imported.clear();
@@ -385,7 +385,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   peer.early.clear();
   peer.early_bytes = 0;
   peer.partial.clear();
-  peer.sends_in_parts = 0;
+  peer.channels_in_parts.clear();
   peer.drain_replies.clear();
   peer.revoked_keys.clear();
   // Its last writes may still be in a NIC queue. An inbound path is down only after its last count,

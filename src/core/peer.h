@@ -205,8 +205,8 @@ struct Peer : PeerHead {
   uint64_t early_bytes FABRIC_GUARDED_BY(state_lock) = 0;
   /// At most one per channel with a listener.
   std::map<uint16_t, PartialMessage> partial FABRIC_GUARDED_BY(state_lock){};
-  /// Channels with a message that is being sent.
-  uint32_t sends_in_parts FABRIC_GUARDED_BY(state_lock) = 0;
+  /// Channels with a message that is being sent in parts, in the order of their turns.
+  std::deque<uint16_t> channels_in_parts FABRIC_GUARDED_BY(state_lock){};
   /// At most Config::message_credits each.
   std::map<uint16_t, std::deque<HeldMessage>> held FABRIC_GUARDED_BY(state_lock){};
   /// Counters that are aborted when the peer is lost.
@@ -402,8 +402,10 @@ class Peers {
       FABRIC_REQUIRES(state_lock);
   void message_answered(Peer& peer, const PendingRequest& request, Op* op, Errc code)
       FABRIC_REQUIRES(state_lock);
-  bool send_parts(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
-  void resume_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  void start_sends(Peer& peer, uint16_t channel) FABRIC_REQUIRES(state_lock);
+  void send_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  bool send_part(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
+  static void end_parts(Peer& peer, uint16_t channel) FABRIC_REQUIRES(state_lock);
   bool withdraw_parts(Peer& peer, const Op& op) FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);

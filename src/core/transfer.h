@@ -165,6 +165,8 @@ struct RailSlot {
   uint32_t active_paths FABRIC_GUARDED_BY(state_lock) = 0;  ///< how many are in these lists
   /// A copy by CPU may have completed at once.
   bool posted_this_turn FABRIC_GUARDED_BY(state_lock) = false;
+  /// Bytes of the writes that it was chosen for among several rails, plus kDealtPerWrite for each.
+  uint64_t dealt_bytes FABRIC_GUARDED_BY(state_lock) = 0;
   uint32_t staged_count FABRIC_GUARDED_BY(state_lock) = 0;
   /// Work requests of the fast path, for the next post.
   std::array<WriteOp, kPostMax> staged FABRIC_GUARDED_BY(state_lock){};
@@ -187,8 +189,10 @@ struct NetworkSlot {
   bool count_is_final = true;  ///< on all of its rails
   bool is_self = false;
   uint64_t stripe_bytes_min = 0;  ///< as effective: of the network, of the engine, or the default
-  /// Round robin over rails, for all peers together: writes to many peers use all rails evenly.
+  /// Round robin over rails, for all peers together: writes to many peers use all rails evenly. A
+  /// rail that was dealt more than `dealt_max` passes its turn on (deal.cc).
   uint32_t rotation FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t dealt_max FABRIC_GUARDED_BY(state_lock) = 0;
 };
 
 /// One member of a Signal.
@@ -364,8 +368,6 @@ class Transfers {
   // route.cc: from an operation to pending fragments; opening paths
   void start_parts(Op& op, uint32_t first, uint32_t count) FABRIC_REQUIRES(state_lock);
   void route(uint32_t index) FABRIC_REQUIRES(state_lock);
-  static uint32_t take_turns(NetworkSlot& network, const RailSet& up, uint32_t n = 1)
-      FABRIC_REQUIRES(state_lock);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why)
       FABRIC_REQUIRES(state_lock);
   void route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& network, const RailSet& up)
@@ -387,6 +389,27 @@ class Transfers {
   void unlink_from_op(Op& op, uint32_t index) FABRIC_REQUIRES(state_lock);
   Path* take_path() FABRIC_REQUIRES(state_lock);
   void free_path(Path& path) FABRIC_REQUIRES(state_lock);
+
+  // deal.cc: which rail is next, by turns and by bytes
+  /// What a write is dealt as beside its bytes, so that the smallest ones are spread as well.
+  static constexpr uint64_t kDealtPerWrite = 1024;
+  static void deal(NetworkSlot& network, RailSlot& rail, uint64_t bytes, uint32_t writes = 1)
+      FABRIC_REQUIRES(state_lock) {
+    ++network.rotation;
+    rail.dealt_bytes += bytes + writes * kDealtPerWrite;
+  }
+  static uint32_t least_dealt(NetworkSlot& network, std::span<RailSlot* const> rails,
+                              uint64_t behind_max) FABRIC_REQUIRES(state_lock);
+  static uint32_t next_rail(NetworkSlot& network, const RailSet& up) FABRIC_REQUIRES(state_lock);
+  static uint32_t deal_one(NetworkSlot& network, const RailSet& up, uint64_t bytes)
+      FABRIC_REQUIRES(state_lock);
+  static void deal_to(NetworkSlot& network, const RailSet& up, uint32_t at, uint64_t bytes,
+                      uint32_t writes = 1) FABRIC_REQUIRES(state_lock);
+  static const CachedPath& least_dealt_path(const CachedRoute& route) FABRIC_REQUIRES(state_lock);
+  void deal_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+      FABRIC_REQUIRES(state_lock);
+  uint64_t bytes_to_post(Op& op, const PendingFragment& fragment) noexcept
+      FABRIC_REQUIRES(state_lock);
 
   // datapath.cc: scheduling, posting, polling
   void on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
@@ -430,8 +453,7 @@ class Transfers {
   void post_staged() FABRIC_REQUIRES(state_lock);
   bool select_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
   bool look_up_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
-  static const CachedPath& next_cached_path(const CachedRoute& route) noexcept
-      FABRIC_REQUIRES(state_lock);
+  static const CachedPath& next_cached_path(const CachedRoute& route) FABRIC_REQUIRES(state_lock);
   static uint32_t fast_path_room(const CachedPath& cached_path) noexcept
       FABRIC_REQUIRES(state_lock);
   static bool has_fast_path_room(const RailSlot& rail, const Path& path) noexcept

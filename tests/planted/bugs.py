@@ -84,10 +84,10 @@ BUGS = (
     bug("replay_with_another_shard_count",
         "a replayed shard counts as if the write had been split for the current number of rails",
         ("core/failover.cc",
-         "enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);",
+         "const uint32_t rail = deal_one(network, up, bytes_to_post(op, fragment));",
          "if (PLANTED && slices_of(op, fragment.cut) != nullptr) "
          "slices_of(op, fragment.cut)->shards = up.count;\n"
-         "  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);"),
+         "  const uint32_t rail = deal_one(network, up, bytes_to_post(op, fragment));"),
         layer="scenario", filter="Failover.TheTargetsEnd*",
         world=19),
     bug("shard_of_a_target_counts_as_a_whole",

@@ -278,30 +278,33 @@ bool Wire::store_later(const Packet& packet, Flight& flight, RailState& rail) {
   if (nodes_[rail.nic->node].faults.late_bytes_ns == 0 || flight.op.has_imm == 0) return false;
   if (packet.bytes.empty()) return false;
   if (flight.late == 0) flight.late = ++last_late_;
-  rail.late_bytes.push_back({.write = flight.late,
-                             .key = flight.op.rkey,
-                             .target = flight.op.target + packet.offset,
-                             .bytes = packet.bytes});
+  LateWrite& late = rail.late_writes[flight.late];
+  late.key = flight.op.rkey;
+  late.packets.push_back({.target = flight.op.target + packet.offset, .bytes = packet.bytes});
   return true;
 }
 
 void Wire::store_late(RailState& rail, uint32_t write) {
-  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
-    if (late.write != write) return false;
-    std::byte* const target = find_region(rail, late.key)->address + late.target;
-    std::memcpy(target, late.bytes.data(), late.bytes.size());
-    return true;
-  });
+  const auto found = rail.late_writes.find(write);
+  if (found == rail.late_writes.end()) return;  // its region was deregistered
+  store_late(*find_region(rail, found->second.key), found->second);
+  rail.late_writes.erase(found);
+}
+
+void Wire::store_late(const Region& region, const LateWrite& late) {
+  for (const LateWrite::Packet& packet : late.packets) {
+    std::memcpy(region.address + packet.target, packet.bytes.data(), packet.bytes.size());
+  }
 }
 
 /// The region is deregistered, which flushes: what is counted becomes visible now. A write that has
 /// not landed completely never will, and may have been reported so to its sender: its bytes are
 /// dropped.
 void Wire::store_late(RailState& rail, const Region& region) {
-  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
+  std::erase_if(rail.late_writes, [&](const auto& one) {
+    const LateWrite& late = one.second;
     if (late.key != region.key) return false;
-    if (late.counted)
-      std::memcpy(region.address + late.target, late.bytes.data(), late.bytes.size());
+    if (late.counted) store_late(region, late);
     return true;
   });
 }
@@ -310,7 +313,7 @@ void Wire::store_late(RailState& rail, const Region& region) {
 void Wire::forget_late(const Flight& flight) {
   RailState* rail = find_rail(flight.to);
   if (rail == nullptr) return;
-  std::erase_if(rail->late_bytes, [&](const LateBytes& late) { return late.write == flight.late; });
+  rail->late_writes.erase(flight.late);
 }
 
 void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
@@ -324,7 +327,10 @@ void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   arrived.imm = flight.op.imm;
   // Not for the engine either: the bytes to store when it polls this.
   arrived.cookie = flight.late;
-  for (LateBytes& late : rail.late_bytes) late.counted |= late.write == flight.late;
+  if (flight.late != 0) {
+    const auto late = rail.late_writes.find(flight.late);
+    if (late != rail.late_writes.end()) late->second.counted = true;
+  }
   // Not for the engine: the world's observer identifies the write by its target address.
   const Region* region = find_region(rail, flight.op.rkey);
   if (region != nullptr) {

@@ -97,7 +97,7 @@ struct Flight {
   bool landed = false;                // all of its packets
   int64_t retry_since_ns = kNeverNs;  // start of the current series of failed retransmissions
   uint32_t duplicates = 0;            // packets that will land a second time
-  uint32_t late = 0;                  // its number in RailState::late_bytes; 0: none
+  uint32_t late = 0;                  // its number in RailState::late_writes; 0: none
   Errc code = Errc::kOk;              // carried by the acknowledgement
   Remote remote = Remote::kDelivered;
 };
@@ -176,14 +176,16 @@ struct Region {
   bool remote_write = false;
 };
 
-/// Bytes of a packet that has landed and is acknowledged, but that its owner cannot see yet
-/// (Fault::kLateBytes).
-struct LateBytes {
-  uint32_t write = 0;  // Flight::late
-  uint64_t key = 0;    // of the region
-  uint64_t target = 0;
+/// The packets of a write that have landed and are acknowledged, but that their owner cannot see
+/// yet (Fault::kLateBytes).
+struct LateWrite {
+  struct Packet {
+    uint64_t target = 0;
+    std::vector<std::byte> bytes{};
+  };
+  uint64_t key = 0;      // of the region
   bool counted = false;  // its immediate is queued; otherwise it may never be
-  std::vector<std::byte> bytes{};
+  std::vector<Packet> packets{};
 };
 
 /// One engine's use of one NIC.
@@ -198,13 +200,13 @@ struct RailState {
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
   Fifo<RailEvent> events{};
-  LateReports late_counts{};            // kImm, and kPathDown of targets' ends
-  LateReports late_acks{};              // kCompletion, and kPathDown of senders' ends
-  std::vector<LateBytes> late_bytes{};  // in the order in which they landed
-  std::vector<RailEvent> hidden{};      // kCompletion that were delayed when the queue overran
-  bool overran = false;                 // until the NIC comes up
-  uint32_t immediates = 0;              // kImm in events and late_counts
-  uint32_t posted = 0;                  // accepted by post(), completion not polled
+  LateReports late_counts{};                    // kImm, and kPathDown of targets' ends
+  LateReports late_acks{};                      // kCompletion, and kPathDown of senders' ends
+  std::map<uint32_t, LateWrite> late_writes{};  // by Flight::late
+  std::vector<RailEvent> hidden{};  // kCompletion that were delayed when the queue overran
+  bool overran = false;             // until the NIC comes up
+  uint32_t immediates = 0;          // kImm in events and late_counts
+  uint32_t posted = 0;              // accepted by post(), completion not polled
 };
 
 /// One engine's attachment to one network of its node. Owned by Wire, from SimNetwork's opening to
@@ -408,6 +410,7 @@ class Wire {
   bool store_later(const Packet& packet, Flight& flight, RailState& rail);
   static void store_late(RailState& rail, uint32_t write);
   static void store_late(RailState& rail, const Region& region);
+  static void store_late(const Region& region, const LateWrite& late);
   void forget_late(const Flight& flight);
   void count(const Flight& flight, RailState& rail, InPath* in);
   void land_duplicate(uint32_t packet);
