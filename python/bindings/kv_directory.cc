@@ -110,7 +110,7 @@ void bind_embedded_options(nb::module_& m) {
       .field("retry", "float", &EmbeddedOptions::retry, kSecondsText)
       .field("retry_max", "float", &EmbeddedOptions::retry_max, kSecondsText)
       .field("refresh", "float", &EmbeddedOptions::refresh, kSecondsText)
-      .field("settle", "float", &EmbeddedOptions::settle, kSecondsText)
+      .field("warm_up", "float", &EmbeddedOptions::warm_up, kSecondsText)
       .field("jitter_seed", "int", &EmbeddedOptions::jitter_seed);
   Record<EmbeddedStats>(m, "EmbeddedStats", "What an embedded directory holds.", false)
       .field("seeds_connected", "int", &EmbeddedStats::seeds_connected)

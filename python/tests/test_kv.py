@@ -226,7 +226,7 @@ def test_a_refusal_names_both_sides() -> None:
 def test_the_directory_finds_a_prefiller_and_the_router_picks_it() -> None:
     world = sim.World(seed=9)
     router_engine, prefill_engine = (world.open(world.add_node()) for _ in range(2))
-    seed = kv.EmbeddedDirectory(router_engine, kv.EmbeddedOptions(serve=True, settle=0))
+    seed = kv.EmbeddedDirectory(router_engine, kv.EmbeddedOptions(serve=True, warm_up=0))
     options = kv.EmbeddedOptions(seeds=[router_engine.address()], watch=False)
     directory = kv.EmbeddedDirectory(prefill_engine, options)
     member = kv.describe(prefill_engine)
