@@ -1,7 +1,3 @@
-#include <charconv>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <set>
 #include <string>
@@ -12,6 +8,7 @@
 
 #include "base/rng.h"
 #include "kv/kv_cluster.h"
+#include "kv/test_rounds.h"
 #include "support/log_guard.h"
 
 // One request, and a cancel or a fault at every network event of its life, with 1, 2 and 4 sources,
@@ -110,15 +107,6 @@ std::vector<SweepParam> sweep_params() {
     }
   }
   return params;
-}
-
-uint64_t rounds() {
-  const char* text = std::getenv("FABRICLIB_TEST_ROUNDS");
-  uint64_t times = 1;
-  if (text == nullptr) return times;
-  const auto parsed = std::from_chars(text, text + std::strlen(text), times);
-  EXPECT_TRUE(parsed.ec == std::errc{} && times > 0) << "FABRICLIB_TEST_ROUNDS is '" << text << "'";
-  return times;
 }
 
 /// What the runs of a case came to, for the report.
@@ -224,7 +212,7 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
   const uint64_t end = events_without_faults();
   SweepTotals totals;
   Rng rng(fabric::test::test_seed());
-  const uint64_t wanted = kDrawn * rounds();
+  const uint64_t wanted = kDrawn * test_rounds();
   std::set<uint64_t> events;
   if (wanted >= end) {
     for (uint64_t event = 0; event < end + 3; ++event) events.insert(event);
