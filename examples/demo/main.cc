@@ -86,6 +86,7 @@ int main(int argc, char** argv) {
     if (option == "--chaos") good = parse(argv[i + 1], options.chaos_seed);
     if (!good) return usage();
   }
+  if (options.chaos_seed != 0 && options.requests == 0) return usage();
   if (!(options.seconds >= 5 && options.seconds <= 60)) return usage();
   if (options.lanes < 1 || options.lanes > fabric::kRailsMax) return usage();
   return demo::run_demo(options);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <ostream>
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -26,6 +27,8 @@ struct FirstTokenCase {
   uint32_t published_us = 0;  ///< transferring it on EFA; it includes what the paper does not
                               ///< explain, so it is printed and not compared
 };
+
+void PrintTo(const FirstTokenCase& one, std::ostream* out) { *out << one.name; }
 
 // 1024 pages of 32 KiB for the 16K tokens of a layer, as published: K and V apart, 512 of each.
 constexpr uint32_t kModelLayers = 94;

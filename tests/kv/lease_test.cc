@@ -190,6 +190,10 @@ struct RowParam {
   TableRow row;
 };
 
+void PrintTo(const RowParam& one, std::ostream* out) {
+  *out << to_string(one.from) << ", " << one.row.event;
+}
+
 std::vector<RowParam> row_params() {
   std::vector<RowParam> params;
   for (const TableRow& row : rows()) {

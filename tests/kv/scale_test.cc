@@ -1,5 +1,7 @@
 #include "kv/scale_cluster.h"
 
+#include <ostream>
+
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +20,8 @@ struct ScaleCase {
   bool ordered;
   bool bytes;  ///< carried and compared, in a smaller deployment
 };
+
+void PrintTo(const ScaleCase& scale, std::ostream* out) { *out << scale.name; }
 
 ScaleOptions scale_options(const ScaleCase& scale) {
   ScaleOptions options;

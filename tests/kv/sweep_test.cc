@@ -15,7 +15,7 @@
 // on NICs with and without order. In every step of every run each page is in one state, free pages
 // keep their canary and what the decoder wrote itself stays; at the end all pages are back.
 //
-// FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 200
+// FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 500
 // are more than there are.
 
 namespace fabric::kv::test::sweep_test {
@@ -226,11 +226,12 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
     if (HasFailure()) return;
   }
   fmt::print(
-      "{}: {} runs, {} complete, {} cancelled, {} sent again, {} revokes and {} fences, {} proved, "
+      "{}: {} runs, of {} events; {} complete, {} cancelled, {} sent again, {} revokes and {} "
+      "fences, {} proved, "
       "{} of them late, waited for counts {}, for quiet {}\n",
-      testing::UnitTest::GetInstance()->current_test_info()->name(), totals.runs, totals.complete,
-      totals.cancelled, totals.again, totals.revokes, totals.fences, totals.proved, totals.late,
-      totals.waited_for_counts, totals.waited_for_quiet);
+      testing::UnitTest::GetInstance()->current_test_info()->name(), totals.runs, end,
+      totals.complete, totals.cancelled, totals.again, totals.revokes, totals.fences, totals.proved,
+      totals.late, totals.waited_for_counts, totals.waited_for_quiet);
 }
 
 INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& one) {
