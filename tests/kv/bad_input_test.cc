@@ -15,7 +15,7 @@
 namespace fabric::kv::test::bad_input_test {
 namespace {
 
-constexpr uint32_t kPrompt = 90, kPagesOfPrompt = 6, kPool = 32, kLayers = 4;
+constexpr uint32_t kPrompt = 90, kPool = 32, kLayers = 4;
 
 class KvBadInput : public testing::Test {
  protected:
