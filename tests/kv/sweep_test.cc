@@ -15,7 +15,7 @@
 // on NICs with and without order. In every step of every run each page is in one state, free pages
 // keep their canary and what the decoder wrote itself stays; at the end all pages are back.
 //
-// FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 500
+// FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 600
 // are more than there are.
 
 namespace fabric::kv::test::sweep_test {
