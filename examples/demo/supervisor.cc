@@ -159,7 +159,7 @@ void Supervisor::take(const Message& message, Process& process) {
     case Kind::kListed:
       // A member that was killed and forgotten leaves the directory later.
       if (Process* member = find(message.text)) member->listed = header.code != 0;
-      note(message.text, header.code != 0 ? "joins the directory" : "is off the directory");
+      note(message.text, header.code != 0 ? "joins the directory" : "leaves the directory");
       break;
     case Kind::kSentAgain:
       note("request " + std::to_string(header.request),
