@@ -188,7 +188,7 @@ TurnResult EngineCore::full_turn() noexcept {
   // Components that rarely have work are called only if they report some.
   if (counters.has_confirmations()) counters.apply_confirmations(transfers.polls_exhausted());
   if (!completed_expectations.empty()) result.done += take_completed_expectations();
-  if (!taken_.empty()) result.done += take_submissions(Take::kAll);
+  if (!popped_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
   if (transfers.may_post()) result.done += transfers.post_all();
@@ -240,19 +240,19 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
 uint32_t EngineCore::take_submissions(Take what) {
   uint32_t done = 0;
   while (done < kSubmissionsPerTurn) {
-    if (taken_.empty()) {
-      taken_.at = 0;
-      taken_.count = submissions.pop_all(taken_.slots);
-      if (taken_.empty()) break;
+    if (popped_.empty()) {
+      popped_.at = 0;
+      popped_.count = submissions.pop_all(popped_.slots);
+      if (popped_.empty()) break;
     }
-    if (const uint32_t added = transfers.try_add(taken_.rest()); added != 0) {
-      taken_.at += added;
+    if (const uint32_t added = transfers.try_add(popped_.rest()); added != 0) {
+      popped_.at += added;
       done += added;
       continue;
     }
-    Op& op = ops.at(taken_.rest().front());
+    Op& op = ops.at(popped_.rest().front());
     if (what == Take::kTransfers && !is_transfer(op.kind) && op.kind != OpKind::kExpect) break;
-    ++taken_.at;
+    ++popped_.at;
     ++done;
     begin(op);
   }
@@ -495,8 +495,8 @@ void EngineCore::inbox_read() noexcept {
 void EngineCore::link_running(Op& op) noexcept {
   op.running_prev = kNone;
   op.running_next = running_head;
-  if (running_head != kNone) ops.at(running_head).running_prev = op.self;
-  running_head = op.self;
+  if (running_head != kNone) ops.at(running_head).running_prev = op.slot;
+  running_head = op.slot;
 }
 
 void EngineCore::unlink_running(Op& op) noexcept {

@@ -6,9 +6,8 @@
 #include "core/inflight.h"
 
 // The fast path, for writes and for targets of a scatter. A part is eligible if
-// - it is one work request: not bulk, at most write_bytes_max, and, with several rails, `unsplit`
-// or
-//   smaller than 2 x stripe_bytes_min;
+// - it is one work request: not bulk, at most write_bytes_max, and, with several rails,
+//   `unsplit` or smaller than 2 x stripe_bytes_min;
 // - its route is cached: the session, the regions and every path of the route are ready;
 // - it overtakes nothing: no fragments or refused writes wait for its rail, and there is room;
 // - the lease is valid, and it is neither cancelled nor past its deadline.
@@ -179,7 +178,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
       if (op.kind != OpKind::kWrite || !op.same_flow || cancelled || op.size_bytes > size_max)
         break;
     }
-    post_batch.entry[first_entry + n] = op.self;
+    post_batch.entry[first_entry + n] = op.slot;
     deadline_ns = std::min(deadline_ns, op.deadline_ns);
     no_notify = no_notify && Reporter::is_silent(op.notify);
     op.post_batch = post_batch.index;
@@ -303,10 +302,10 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
                                                                     LocalRegion* region,
                                                                     const Op& op) {
   PostBatch* const last = rail.open_post_batch;
-  if (last != nullptr && last->op == op.self) [[likely]]
+  if (last != nullptr && last->op == op.slot) [[likely]]
     return *last;
   PostBatch& post_batch = take_post_batch(rail, region, op);
-  post_batch.op = op.self;
+  post_batch.op = op.slot;
   if (rail.staged_count == 0) staged_rails_.push_back(&rail);
   rail.open_post_batch = &post_batch;
   return post_batch;
@@ -415,7 +414,7 @@ uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   write.wr.path = path.id;
   write.wr.size_bytes = source.size_bytes;
   write.wr.has_imm = static_cast<uint8_t>(post_batch.with_imm >> at & 1);
-  write.op = op.self;
+  write.op = op.slot;
   write.part = part;
   write.path = path.index;
   write.peer = path.peer;

@@ -43,7 +43,7 @@ void Peers::start_send(Op& op) {
     core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
     return;
   }
-  peer->credits[op.channel].waiting.push_back(op.self);
+  peer->credits[op.channel].waiting.push_back(op.slot);
   send_queued_messages(*peer, op.channel);
 }
 
@@ -68,7 +68,7 @@ void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
       continue;
     }
     op.ref = new_request(peer, op, true);
-    credit.sending = op.self;
+    credit.sending = op.slot;
     credit.sent_bytes = 0;
     ++peer.sends_in_parts;
   }
@@ -107,7 +107,7 @@ void Peers::resume_parts(Peer& peer) {
 /// peer forgets what it has, and sends no reply.
 bool Peers::withdraw_parts(Peer& peer, const Op& op) {
   ChannelCredit& credit = peer.credits[op.channel];
-  if (credit.sending != op.self) return false;
+  if (credit.sending != op.slot) return false;
   if (peer.usable() && credit.sent_bytes > 0) {
     send(peer, MessageType::kMessagePart,
          control::encode(control::MessagePart{.ref = op.ref,
@@ -268,7 +268,7 @@ void Peers::message_answered(Peer& peer, const PendingRequest& request, Op* op, 
   ChannelCredit& credit = peer.credits[request.channel];
   credit.outstanding -= std::min(credit.outstanding, request.credits);
   if (op != nullptr) {
-    if (credit.sending == op->self) {
+    if (credit.sending == op->slot) {
       credit.sending = kNone;  // refused before all of its parts were sent
       --peer.sends_in_parts;
     }

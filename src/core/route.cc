@@ -41,7 +41,7 @@ void Transfers::start(Op& op) {
 
 void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
   PendingFragment fragment{
-      .op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
+      .op = op.slot, .part = first, .count = count, .size_bytes = op.size_bytes};
   PeerId id{};
   Errc code = Errc::kOk;
   if (op.kind == OpKind::kSignal) {
@@ -243,7 +243,7 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
     return;
   }
   const bool is_backing_off = path->state == Path::State::kBackingOff;
-  fragment.op = op.self;
+  fragment.op = op.slot;
   fragment.peer = peer.slot;
   fragment.path = path->index;
   fragment.queue = nullptr;

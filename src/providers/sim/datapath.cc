@@ -35,7 +35,7 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
     if (up && op.size_bytes <= rail.caps.write_bytes_max) {
       link(*path, index);
       make_ready(*path, from, *rail.nic);
-      if (flight.posted_ns > now_ns_) schedule(flight.posted_ns, EventKind::kPosted, 0, from);
+      if (flight.posted_ns > now_ns_) schedule(flight.posted_ns, SimEventKind::kPosted, 0, from);
       continue;
     }
     // Accepted, so it completes through poll() like any other.
@@ -155,7 +155,7 @@ void Wire::kick(Nic& nic) {
   }
   if (nic.ready.empty()) return;
   nic.transmit_due = true;
-  schedule(nic.egress_free_ns, EventKind::kTransmit, nic.index);
+  schedule(nic.egress_free_ns, SimEventKind::kTransmit, nic.index);
 }
 
 void Wire::send_packet(Nic& nic, OutPath& path) {
@@ -194,7 +194,7 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   path.window_used += size;
   if (flight.sent_bytes == flight.op.size_bytes) path.unsent = flight.next;
   nic.egress_free_ns = now_ns_ + stall + packet.on_wire_ns;
-  trace(EventKind::kTransmit, nic, size, flight.op.imm);
+  trace(SimEventKind::kTransmit, nic, size, flight.op.imm);
   launch(number, path, now_ns_ + stall);
 }
 
@@ -206,7 +206,7 @@ void Wire::launch(uint32_t number, OutPath& path, int64_t start_ns) {
     arrival = std::max(arrival, path.last_arrival_ns);
     path.last_arrival_ns = arrival;
   }
-  schedule(arrival, EventKind::kArrive, number);
+  schedule(arrival, SimEventKind::kArrive, number);
 }
 
 // ---- Landing ------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ void Wire::arrive(uint32_t number) {
     landing = std::max(landing, in->last_landing_ns);
     in->last_landing_ns = landing;
   }
-  schedule(landing, EventKind::kLand, number);
+  schedule(landing, SimEventKind::kLand, number);
 }
 
 void Wire::land(uint32_t number) {
@@ -251,7 +251,7 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
   if (!store_later(packet, flight, rail)) store(packet, flight, rail);
   flight.landed_bytes += packet.size_bytes;
   flight.landed = flight.landed_bytes == flight.op.size_bytes;
-  trace(EventKind::kLand, *rail.nic, packet.size_bytes, flight.op.imm);
+  trace(SimEventKind::kLand, *rail.nic, packet.size_bytes, flight.op.imm);
   if (flight.landed && flight.op.has_imm != 0) count(flight, rail, in);
 
   const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
@@ -259,7 +259,8 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
       pair_faults(from, flight.to.attachment).twice) {
     // The acknowledgement waits for the duplicate: no byte lands after the completion.
     ++flight.duplicates;
-    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, EventKind::kDuplicate, number);
+    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, SimEventKind::kDuplicate,
+                    number);
   }
   if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, in);
   drop(number);
@@ -294,7 +295,8 @@ void Wire::store_late(RailState& rail, uint32_t write) {
 }
 
 /// The region is deregistered, which flushes: what is counted becomes visible now. A write that has
-/// not landed completely never will, and its sender may have been told so: its bytes are dropped.
+/// not landed completely never will, and may have been reported so to its sender: its bytes are
+/// dropped.
 void Wire::store_late(RailState& rail, const Region& region) {
   std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
     if (late.key != region.key) return false;
@@ -342,7 +344,7 @@ void Wire::land_duplicate(uint32_t number) {
   const RailState* rail = find_rail(flight.to);
   if (rail != nullptr && !is_cut(flight) && target_allowed(*rail, flight)) {
     store(packet, flight, *rail);
-    trace(EventKind::kDuplicate, *rail->nic, packet.size_bytes, flight.op.imm);
+    trace(SimEventKind::kDuplicate, *rail->nic, packet.size_bytes, flight.op.imm);
   }
   --flight.duplicates;
   if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, nullptr);
@@ -386,7 +388,7 @@ void Wire::acknowledge(uint32_t index, InPath* in) {
     arrival = std::max(arrival, in->last_ack_ns);
     in->last_ack_ns = arrival;
   }
-  schedule(arrival, EventKind::kAck, index);
+  schedule(arrival, SimEventKind::kAck, index);
 }
 
 /// An error that the sender's own NIC detects, without the network.
@@ -395,7 +397,7 @@ void Wire::fail_locally(uint32_t index, Errc code, Remote remote) {
   flight.code = code;
   flight.remote = remote;
   ++flight.refs;
-  schedule(now_ns_ + flight.nic->timing.per_op_ns, EventKind::kLocalError, index);
+  schedule(now_ns_ + flight.nic->timing.per_op_ns, SimEventKind::kLocalError, index);
 }
 
 void Wire::acknowledged(uint32_t index) {
@@ -468,7 +470,7 @@ void Wire::report(const PathRef& at, const RailEvent& event) {
   if (queue == nullptr || (late_ns == 0 && queue->items.empty())) return enqueue(at, *rail, event);
   queue->last_ns = std::max(now_ns_ + late_ns, queue->last_ns);
   queue->items.push({queue->last_ns, event});
-  schedule(queue->last_ns, EventKind::kLate, queue == &rail->late_acks,
+  schedule(queue->last_ns, SimEventKind::kLate, queue == &rail->late_acks,
            {at.attachment, at.rail, 0});
 }
 

@@ -239,7 +239,7 @@ struct Node {
   NodeFaults faults{};
 };
 
-enum class EventKind : uint8_t {
+enum class SimEventKind : uint8_t {
   kTransmit,    // a NIC may send: subject = NIC
   kPosted,      // the engine's CPU has posted a work request on a path
   kArrive,      // the first bit of a packet: subject = packet
@@ -259,10 +259,10 @@ enum class EventKind : uint8_t {
 };
 
 /// Caused by an engine or the network; false for the simulation's own events.
-constexpr bool is_network(EventKind kind) noexcept { return kind < EventKind::kFault; }
+constexpr bool is_network(SimEventKind kind) noexcept { return kind < SimEventKind::kFault; }
 
-struct Event {
-  EventKind kind = EventKind::kTransmit;
+struct SimEvent {
+  SimEventKind kind = SimEventKind::kTransmit;
   uint32_t subject = 0;
   PathRef at{};
 };
@@ -347,14 +347,14 @@ class Wire {
 
  private:
   // world.cc
-  void schedule(int64_t time_ns, EventKind kind, uint32_t subject, const PathRef& at = {});
+  void schedule(int64_t time_ns, SimEventKind kind, uint32_t subject, const PathRef& at = {});
   void run_due(int64_t until_ns);
-  void dispatch(const Event& event);
+  void dispatch(const SimEvent& event);
   std::unique_lock<std::mutex> lock() const;
   void wake_later(NetworkAttachment& attachment);
   void wake_again(uint32_t number);
   void set_timer(NetworkAttachment& attachment, int64_t due_ns);
-  void trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
+  void trace(SimEventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
   void trace(const RailEvent& event, const Nic& nic) noexcept;
   // Inline, because every event calls them several times.
   NetworkAttachment* find_attachment(uint32_t number) noexcept {
@@ -380,7 +380,7 @@ class Wire {
   static const Region* find_region(const RailState& rail, uint64_t key) noexcept;
   bool source_allowed(const Flight& flight) noexcept;
   static bool target_allowed(const RailState& rail, const Flight& flight) noexcept;
-  void fenced(const Event& event);
+  void fenced(const SimEvent& event);
 
   // connect.cc
   Result<uint32_t> reach(const NetworkAttachment& attachment,
@@ -472,7 +472,7 @@ class Wire {
   mutable std::mutex mutex_;  // realtime only: with virtual time there is one thread
   int64_t now_ns_ = 0;        // time of the event that runs, or of the last one
   int64_t real_now_ns_ = 0;   // realtime: time of the last caller
-  EventQueue<Event> queue_;
+  EventQueue<SimEvent> queue_;
   TraceHash hash_;
   // One generator for each purpose, so that a change in one does not shift the others.
   Rng wire_rng_, control_rng_, key_rng_, fault_rng_;
