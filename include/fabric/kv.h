@@ -311,7 +311,9 @@ struct OfferRequest {
   /// Page ids for each group of this rank's layout, from the first token on. More may come with the
   /// passes.
   std::vector<std::vector<uint32_t>> pages{};
-  uint32_t targets = 1;  ///< decode ranks that draw from this rank: dispatches to wait for
+  /// Decode ranks that draw from this rank (source_ranks()): dispatches to wait for. A decode rank
+  /// that has everything cached sends none; then cancel() the offer.
+  uint32_t targets = 1;
 };
 
 /// One request in a pass of the model over all layers.

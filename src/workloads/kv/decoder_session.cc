@@ -46,7 +46,7 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
   if (!set) return failed(set.error());
   if (!send_grants(**set)) return Launch::kNoRoom;
   // Before the dispatch: no count may come without an expectation to report it.
-  if (!flow.armed) {
+  if (!flow.armed && flow.total > 0) {
     FlowCounter& counter = flow.counters[flow.at];
     const auto armed = counter.counter.expect(
         counter.share, Notify::inbox(inbox_, tagged(TagKind::kCount, flow.number)),
@@ -55,7 +55,7 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
     flow.armed = true;
   }
   const auto info = engine_.peer_info(session.peer);
-  flow.wants_quiet = !info || !info->count_is_final;
+  flow.wants_quiet = flow.total > 0 && (!info || !info->count_is_final);
   flow.dispatch.wants_quiet = flow.wants_quiet;
   flow.dispatch.serial = session.next_serial;
   flow.dispatch.set = (*set)->slot;
@@ -71,6 +71,9 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
   const uint64_t serial = flow.dispatch.serial;
   flow.dispatch = {};
   flow.dispatch.serial = serial;
+  // Other holders send all units of this request. The source gets a dispatch all the same, because
+  // its offer waits for one of every decode rank that draws from it; no write follows.
+  if (flow.total == 0) apply(flow, flow.lease.counted(true), FailCode::kNone);
   return Launch::kSent;
 }
 

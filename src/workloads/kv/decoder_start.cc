@@ -234,6 +234,7 @@ Result<void> DecoderCore::make_counters(Flow& flow, const DecodeRequest& request
     flow.counters.push_back({*std::move(counter), share, layer});
     return {};
   };
+  if (flow.total == 0) return {};
   if (!request.per_layer) return add(flow.total, FlowCounter::kNoLayer);
   uint64_t of_layers = 0;
   for (const LayerCount& layer : counts.layers) {
@@ -328,7 +329,7 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
   task->tail_slot = request.tail_slot;
   await_layers(*task, *checked);
   for (size_t i = 0; i < checked->counts.size(); ++i) {
-    if (checked->counts[i].total == 0) continue;  // this source has nothing to send
+    if (checked->total == 0) break;  // everything is cached
     const auto source =
         std::ranges::find(request.sources, checked->prefill->ranks[i], &Source::rank);
     auto session = session_for(*source);

@@ -231,7 +231,9 @@ PrefillerCore::Refusing PrefillerCore::check_request(const DecoderSession& sessi
   if (!counted) return {RefuseCode::kPages, counted.error().what};
   const auto with_count = static_cast<size_t>(
       std::ranges::count_if(counted->layers, [](const LayerCount& l) { return l.count > 0; }));
-  const size_t wanted = dispatch.per_layer ? with_count + (dispatch.has_tail ? 1 : 0) : 1;
+  const size_t with_tail = dispatch.has_tail ? 1 : 0;
+  const size_t wanted =
+      dispatch.per_layer ? with_count + with_tail : std::min<size_t>(with_count + with_tail, 1);
   if (dispatch.counter_keys.size() != wanted) {
     return {RefuseCode::kPages, "another number of counter keys than of layers"};
   }
