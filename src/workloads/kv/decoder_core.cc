@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 // The events of a decoder: what its inbox reports, what is due, and what that means for leases and
 // tasks.
 
@@ -26,6 +28,11 @@ DecoderCore::DecoderCore(Engine& engine, const DecoderOptions& options, Inbox in
   if (options_.tail_region != nullptr) {
     const uint64_t slots = options_.tail_region->size_bytes() / options_.tail_slot_bytes;
     tail_owners_ = PageOwners(static_cast<uint32_t>(std::min<uint64_t>(slots, 1u << 24)));
+  }
+  if (options_.staging_region != nullptr) {
+    const uint64_t records = options_.staging_region->size_bytes() / options_.staging_record_bytes;
+    staging_ = PagePool(static_cast<uint32_t>(std::min<uint64_t>(records, 1u << 24)));
+    for (const MemoryRegion* region : options_.regions) region_bytes_.push_back(region->bytes());
   }
 }
 
@@ -186,6 +193,7 @@ DecoderStats DecoderCore::stats() const {
   }
   for (const PageOwners& owners : owners_) out.pages_leased += owners.taken();
   for (const uint64_t pages : quarantined_) out.pages_quarantined += pages;
+  out.staging_records = staging_.size() - staging_.free();
   for (const auto& [key, session] : sessions_) {
     for (const auto& [number, set] : session->sets) out.grants += set->grants.size();
   }
@@ -370,6 +378,7 @@ void DecoderCore::counter_met(Flow& flow) {
     const FlowCounter& met = flow.counters[flow.at];
     flow.taken += met.share;
     ++flow.at;
+    if (task.phase == Task::Phase::kRunning) scatter_arrived(flow, met.layer);
     const auto layer = std::ranges::lower_bound(task.layers, met.layer, {}, &LayerWait::layer);
     const bool is_layer = layer != task.layers.end() && layer->layer == met.layer;
     if (is_layer && --layer->sources_left == 0 && task.phase == Task::Phase::kRunning) {
@@ -381,6 +390,27 @@ void DecoderCore::counter_met(Flow& flow) {
   }
   if (flow.lease.in_flight()) return arm(flow);
   apply(flow, flow.lease.expectation_ended(), FailCode::kNone);  // stopped between two layers
+}
+
+/// Takes what is staged of a layer, or of all of them, from its records into the pages.
+void DecoderCore::scatter_arrived(const Flow& flow, uint32_t layer) {
+  // Without a layer: the tail, if the layers have counters of their own.
+  if (layer == FlowCounter::kNoLayer && flow.task->per_layer) return;
+  for (const StagedUnits& units : flow.staged) {
+    for (const LayerSlices& one : units.group->layers) {
+      if (layer != FlowCounter::kNoLayer && one.layer != layer) continue;
+      for (const StagedWrite& write : staged_of(*units.group, one)) {
+        if (write.list != units.list) continue;
+        for (size_t n = 0; n < units.target.size(); ++n) {
+          const uint64_t at =
+              units.records[n] * options_.staging_record_bytes + write.record_offset_bytes;
+          const auto packed = options_.staging_region->bytes().subspan(at, write.bytes);
+          // The plan fits the layout, and the layout the regions.
+          FABRIC_CHECK(scatter(write, units.target[n], packed, region_bytes_));
+        }
+      }
+    }
+  }
 }
 
 void DecoderCore::arm(Flow& flow) {

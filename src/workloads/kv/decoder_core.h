@@ -81,6 +81,14 @@ struct FlowCounter {
   uint32_t layer = kNoLayer;
 };
 
+/// The units of one UnitList that a flow gets staged. Entry n of the two vectors is one unit.
+struct StagedUnits {
+  const PairGroup* group = nullptr;
+  uint32_t list = 0;
+  std::vector<uint32_t> target{};  ///< UnitIndices::target
+  std::vector<uint32_t> records{};
+};
+
 struct Flow {
   uint64_t number = 0;
   Task* task = nullptr;
@@ -98,7 +106,8 @@ struct Flow {
   bool needs_arm = false;     ///< the inbox was full
   bool needs_cancel = false;  ///< the engine's queue was full
   bool wants_quiet = false;
-  Nanos due{};  ///< of its DueKind::kFlow; 0: none
+  Nanos due{};                        ///< of its DueKind::kFlow; 0: none
+  std::vector<StagedUnits> staged{};  ///< until the lease is quiet: its records are taken
   wire::Dispatch dispatch{};
 };
 
@@ -206,6 +215,10 @@ class DecoderCore {
   Result<void> make_counters(Flow& flow, const DecodeRequest& request, const PairCounts& counts);
   void fill_dispatch(Flow& flow, const DecodeRequest& request, const Checked& checked,
                      const PairPlan& pair);
+  Result<void> take_records(Flow& flow, const DecodeRequest& request, const Checked& checked,
+                            const PairPlan& pair);
+  void release_records(Flow& flow);
+  Result<uint64_t> records_needed(const Checked& checked) const;
   static void await_layers(Task& task, const Checked& checked);
   Result<void> lease_pages(Task& task);
   void begin(std::unique_ptr<Task> owned, Nanos deadline);
@@ -246,6 +259,7 @@ class DecoderCore {
   void count_event(const Event& event);
   void count_code(Flow& flow, Errc code);
   void counter_met(Flow& flow);
+  void scatter_arrived(const Flow& flow, uint32_t layer);
   void arm(Flow& flow);
   void check_counts(Flow& flow);
   void due(uint64_t what);
@@ -272,7 +286,9 @@ class DecoderCore {
   std::vector<std::unique_ptr<PrefillPlan>> prefills_;
   std::vector<PageOwners> owners_;  ///< for each group
   PageOwners tail_owners_;
-  std::vector<uint64_t> quarantined_;  ///< pages, for each group
+  PagePool staging_{0};
+  std::vector<std::span<std::byte>> region_bytes_;  ///< of the layout's regions, with staging
+  std::vector<uint64_t> quarantined_;               ///< pages, for each group
   std::map<std::pair<std::string, uint32_t>, std::unique_ptr<Task>> tasks_;
   std::map<uint64_t, Task*> by_number_;
   std::vector<Task*> by_slot_;

@@ -95,7 +95,8 @@ bool DecoderCore::send_grants(GrantSet& set) {
                       .generation = set.generation,
                       .total = total,
                       .first = set.sent,
-                      .has_tail = options_.tail_region != nullptr};
+                      .has_tail = options_.tail_region != nullptr,
+                      .has_staging = options_.staging_region != nullptr};
     uint64_t bytes = wire::kGrantsHeadBytes;
     for (uint32_t i = set.sent; i < total; ++i) {
       bytes += wire::kGrantsDescBytes + set.grants[i].desc.size();
@@ -133,6 +134,7 @@ Result<GrantSet*> DecoderCore::make_set(SourceSession& session) {
   auto set = std::make_unique<GrantSet>();
   std::vector<const MemoryRegion*> regions = options_.regions;
   if (options_.tail_region != nullptr) regions.push_back(options_.tail_region);
+  if (options_.staging_region != nullptr) regions.push_back(options_.staging_region);
   for (const MemoryRegion* region : regions) {
     auto grant = region->grant(session.peer);
     if (!grant) {
@@ -372,6 +374,7 @@ void DecoderCore::detach(Flow& flow) {
   draining_.erase(flow.number);
   retries_.erase(flow.number);
   clear_due(flow);
+  release_records(flow);
   if (flow.set == nullptr) return;  // it was never sent
   session.by_serial.erase(flow.dispatch.serial);
   GrantSet& set = *flow.set;

@@ -116,7 +116,7 @@ std::vector<std::byte> encode_grants(uint16_t channel, const Grants& grants) {
   out.u32(grants.generation);
   out.u32(grants.total);
   out.u32(grants.first);
-  out.u8(grants.has_tail ? 1 : 0);
+  out.u8(static_cast<uint8_t>((grants.has_tail ? 1 : 0) | (grants.has_staging ? 2 : 0)));
   out.u32(static_cast<uint32_t>(grants.descs.size()));
   for (const auto desc : grants.descs) {
     out.u16(static_cast<uint16_t>(desc.size()));
@@ -143,6 +143,8 @@ std::vector<std::byte> encode_dispatch(uint16_t channel, const Dispatch& dispatc
   write_numbers(out, dispatch.counter_keys);
   out.u32(static_cast<uint32_t>(dispatch.pages.size()));
   for (const GroupPages& pages : dispatch.pages) write_pages(out, pages);
+  out.u64(dispatch.staging_record_bytes);
+  write_pages(out, dispatch.staging_records);
   out.u32(static_cast<uint32_t>(dispatch.info.size()));
   out.bytes(dispatch.info);
   return out.take();
@@ -215,11 +217,12 @@ Result<Grants> decode_grants(std::span<const std::byte> bytes) {
   grants.generation = in.u32();
   grants.total = in.u32();
   grants.first = in.u32();
-  const uint8_t has_tail = in.u8();
-  grants.has_tail = has_tail == 1;
+  const uint8_t flags = in.u8();
+  grants.has_tail = (flags & 1) != 0;
+  grants.has_staging = (flags & 2) != 0;
   const uint32_t count = in.u32();
-  in.require(has_tail <= 1 && grants.set < kGrantSetsMax && grants.total > 0 &&
-             grants.total <= kRegionsMax + 1 && count > 0 && grants.first < grants.total &&
+  in.require(flags < 4 && grants.set < kGrantSetsMax && grants.total > 0 &&
+             grants.total <= kRegionsMax + 2 && count > 0 && grants.first < grants.total &&
              count <= grants.total - grants.first);
   for (uint32_t i = 0; i < count && in.ok(); ++i) {
     const uint16_t size = in.u16();
@@ -255,6 +258,9 @@ Result<Dispatch> decode_dispatch(std::span<const std::byte> bytes, uint64_t page
   in.require(groups <= kGroupsMax);
   uint64_t left = pages_max;
   for (uint32_t i = 0; i < groups && in.ok(); ++i) dispatch.pages.push_back(read_pages(in, left));
+  dispatch.staging_record_bytes = in.u64();
+  left = pages_max;
+  dispatch.staging_records = read_pages(in, left);
   const uint32_t info_bytes = in.u32();
   in.require(info_bytes <= kInfoBytesMax);
   const auto info = in.bytes(info_bytes);

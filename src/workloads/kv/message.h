@@ -48,13 +48,15 @@ struct Hello {
 };
 
 /// Descriptors number `first` and following of `total`: the regions of the layout in their order,
-/// then the tail region, if there is one. A set number is used again with the next generation.
+/// then the tail region and the staging region, if there are. A set number is used again with the
+/// next generation.
 struct Grants {
   uint32_t set = 0;
   uint32_t generation = 0;
   uint32_t total = 0;
   uint32_t first = 0;
   bool has_tail = false;
+  bool has_staging = false;
   std::vector<std::span<const std::byte>> descs{};
 };
 
@@ -81,6 +83,10 @@ struct Dispatch {
   /// Counter keys: one; or one for each layer with a count, ascending, and then one for the tail.
   std::vector<uint32_t> counter_keys{};
   std::vector<GroupPages> pages{};  ///< for each group of the plan
+  /// Staging records, one for each unit that this source sends staged: list by list, in the order
+  /// of the pair's groups. Record r begins at r * staging_record_bytes.
+  uint64_t staging_record_bytes = 0;
+  GroupPages staging_records{};
   std::vector<std::byte> info{};
 };
 
@@ -123,7 +129,8 @@ inline constexpr uint64_t kGrantsDescBytes = 2;
 Result<MessageHead> decode_head(std::span<const std::byte> bytes);
 
 // Each takes the complete message and refuses what is truncated, too long, or out of range
-// (kBadFormat). Spans point into `bytes`. `pages_max`: page entries of a dispatch, all groups.
+// (kBadFormat). Spans point into `bytes`. `pages_max`: page entries of a dispatch, all groups, and
+// as many staging records.
 Result<Hello> decode_hello(std::span<const std::byte> bytes);
 Result<Grants> decode_grants(std::span<const std::byte> bytes);
 Result<Dispatch> decode_dispatch(std::span<const std::byte> bytes, uint64_t pages_max);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "base/check.h"
+
 // Offers and targets from their beginning to their end.
 
 namespace fabric::kv::prefill {
@@ -33,7 +35,11 @@ PrefillerCore::PrefillerCore(Engine& engine, const PrefillerOptions& options, In
       options_(options),
       layers_(layers_of(options.side.ranks[options.rank])),
       passes_(options.passes_max),
-      inbox_(std::move(inbox)) {}
+      inbox_(std::move(inbox)) {
+  if (options_.staging_region == nullptr) return;
+  const uint64_t slots = options_.staging_region->size_bytes() / options_.staging_slot_bytes;
+  slots_ = PagePool(static_cast<uint32_t>(std::min<uint64_t>(slots, 1u << 24)));
+}
 
 PrefillerCore::~PrefillerCore() {
   watcher_.reset();  // waits for on_word(), which takes the lock
@@ -232,6 +238,7 @@ PrefillerStats PrefillerCore::stats() const {
   out.decoders = sessions_.size();
   out.tombstones = ended_.size();
   out.passes = pass_count_;
+  out.staging_slots = slots_.size() - slots_.free();
   return out;
 }
 
@@ -266,6 +273,13 @@ void PrefillerCore::handle(const Event& event) {
         seal_ended(*found->second, event);
       }
       return;
+    case TagKind::kStaged: {
+      // Completed or not, it does not read its slots any more. work() resumes what waits for them.
+      const auto write = staged_writes_.find(tag_number(event.tag));
+      FABRIC_CHECK(write != staged_writes_.end() && slots_.release(write->second));
+      staged_writes_.erase(write);
+      return;
+    }
     case TagKind::kOther:
       return;
   }

@@ -32,8 +32,9 @@ enum class TagKind : uint8_t {
   kEngine,  ///< peers and room
   kTimer,
   kWake,
-  kSeal,   ///< target
-  kOther,  ///< answers: one that is lost makes the decoder ask, and then fence
+  kSeal,    ///< target
+  kStaged,  ///< a staged write: its slots are free
+  kOther,   ///< answers: one that is lost makes the decoder ask, and then fence
 };
 
 enum class DueKind : uint8_t {
@@ -71,6 +72,7 @@ struct ImportedSet {
   uint32_t generation = 0;
   uint32_t total = 0;
   bool has_tail = false;
+  bool has_staging = false;
   bool bad = false;  ///< a descriptor could not be imported, or a part is missing
   std::vector<RemoteRegion> regions{};
 };
@@ -79,6 +81,13 @@ struct ImportedSet {
 struct MissedSerials {
   uint64_t first = 0;
   uint64_t last = 0;
+};
+
+/// The units of the current chunk that are sent staged, of one list. Entry n of the two vectors is
+/// one unit.
+struct StagedUnits {
+  std::vector<uint32_t> source{};   ///< UnitIndices::source
+  std::vector<uint32_t> records{};  ///< of the decoder
 };
 
 struct Target {
@@ -109,9 +118,14 @@ struct Target {
   uint32_t step = 0;
   uint32_t part = 0;
   uint32_t slice = 0;
-  bool prepared = false;  ///< the lists are those of `chunk`
+  uint32_t staged = 0;       ///< after the slices: this staged write of the part
+  uint32_t staged_unit = 0;  ///< and from this unit on
+  bool prepared = false;     ///< the lists are those of `chunk`
   std::vector<PageList> source_lists{};
   std::vector<PageList> target_lists{};
+  uint64_t staging_record_bytes = 0;
+  std::vector<std::vector<uint32_t>> records{};  ///< of the whole request, for each list
+  std::vector<StagedUnits> staged_units{};       ///< for each list
 
   explicit Target(Batch made) : batch(std::move(made)) {}
 };
@@ -221,6 +235,7 @@ class PrefillerCore {
   Refusing check_offer_of(const DecoderSession& session, const wire::Dispatch& dispatch) const;
   Refusing check_pages(const DecoderSession& session, const wire::Dispatch& dispatch) const;
   void accept(DecoderSession& session, wire::Dispatch& dispatch, Batch batch);
+  void set_records(Target& target, const wire::Dispatch& dispatch) const;
   void set_counter_keys(Target& target, const wire::Dispatch& dispatch) const;
   void note_serial(DecoderSession& session, uint64_t serial);
   static bool was_missed(const DecoderSession& session, uint64_t serial);
@@ -237,6 +252,7 @@ class PrefillerCore {
   enum class Push : uint8_t { kDone, kNoRoom, kFailed };
   Push prepare(Target& target, const PassChunk& chunk);
   Push push_step(Target& target);
+  Push push_staged(Target& target, const StepPart& part, CounterKey counter_key);
   Push push_tail(Target& target);
   Push pushed(Target& target, const Result<OpId>& submitted);
   bool block(Target& target);
@@ -268,7 +284,9 @@ class PrefillerCore {
   uint64_t announced_ = 0;  ///< steps of all passes so far
   uint64_t steps_ = 0;      ///< of those, done
   std::deque<Target*> blocked_;
-  std::vector<std::unique_ptr<Target>> dead_targets_;  ///< freed at the end of the call
+  PagePool slots_{0};                                        ///< of the staging region
+  std::map<uint64_t, std::vector<uint32_t>> staged_writes_;  ///< the slots that each one reads
+  std::vector<std::unique_ptr<Target>> dead_targets_;        ///< freed at the end of the call
   std::vector<std::unique_ptr<HeldOffer>> dead_offers_;
   std::deque<QueuedAnswer> answers_;  ///< that found no room
   Deadlines deadlines_;

@@ -31,9 +31,13 @@ void arrange(DecoderPlan& out, std::span<const uint32_t> layers) {
   }
 }
 
-bool has_staged(const PairPlan& pair) {
-  return std::ranges::any_of(pair.groups,
-                             [](const PairGroup& group) { return !group.staged.empty(); });
+/// What the largest unit of a staged write takes; 0: nothing is staged.
+uint64_t largest_staged_bytes(const PairPlan& pair) {
+  uint64_t most = 0;
+  for (const PairGroup& group : pair.groups) {
+    for (const StagedWrite& write : group.staged) most = std::max(most, write.bytes);
+  }
+  return most;
 }
 
 }  // namespace
@@ -105,8 +109,8 @@ std::shared_ptr<const DecoderPlan> PrefillerCore::plan_for(std::span<const std::
     const auto pair = find_pair(out->plan, options_.rank, 0);
     if (!pair) {
       refuse("this prefill rank has nothing that the decode rank needs");
-    } else if (has_staged(out->plan.pairs[*pair])) {
-      refuse("the plan has staged writes, which are not supported yet");
+    } else if (largest_staged_bytes(out->plan.pairs[*pair]) > options_.staging_slot_bytes) {
+      refuse("the plan has staged writes, and staging_region is not there or its slots are small");
     } else {
       out->pair = &out->plan.pairs[*pair];
       arrange(*out, layers_);
@@ -129,6 +133,7 @@ void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> b
     set->generation = grants->generation;
     set->total = grants->total;
     set->has_tail = grants->has_tail;
+    set->has_staging = grants->has_staging;
   }
   // Parts come in their order; one that is missing makes the set useless.
   if (grants->first != set->regions.size() || grants->total != set->total) set->bad = true;
@@ -207,10 +212,14 @@ PrefillerCore::Refusing PrefillerCore::check_session(const DecoderSession& sessi
   const bool usable = set != session.sets.end() && !set->second->bad &&
                       set->second->generation == dispatch.set_generation &&
                       set->second->regions.size() == set->second->total &&
-                      set->second->total == plan.regions + (set->second->has_tail ? 1 : 0);
+                      set->second->total == plan.regions + (set->second->has_tail ? 1 : 0) +
+                                                (set->second->has_staging ? 1 : 0);
   if (!usable) return {RefuseCode::kGrants, "the descriptors are not there, or not importable"};
   if (dispatch.has_tail && !set->second->has_tail) {
     return {RefuseCode::kGrants, "a tail is wanted, and there is no tail region"};
+  }
+  if (!dispatch.staging_records.ids.empty() && !set->second->has_staging) {
+    return {RefuseCode::kGrants, "staging records without a staging region"};
   }
   return {};
 }
@@ -243,12 +252,21 @@ PrefillerCore::Refusing PrefillerCore::check_request(const DecoderSession& sessi
 PrefillerCore::Refusing PrefillerCore::check_pages(const DecoderSession& session,
                                                    const wire::Dispatch& dispatch) const {
   const DecoderPlan& plan = *session.plan;
-  const RequestTokens tokens{dispatch.prompt_tokens, dispatch.cached_tokens, 0};
+  const RequestTokens tokens{dispatch.prompt_tokens, dispatch.cached_tokens,
+                             request_seed(dispatch.id)};
+  uint64_t records = 0;
   for (const PairGroup& group : plan.pair->groups) {
     const auto units = request_units(plan.plan, group.group, tokens);
     if (!units) return {RefuseCode::kPages, units.error().what};
     const wire::GroupPages& pages = dispatch.pages[group.group];
     if (units->size() == 0) continue;
+    for (const UnitList& list : group.lists) {
+      if (list.staging_record_bytes == 0) continue;
+      if (list.staging_record_bytes > dispatch.staging_record_bytes) {
+        return {RefuseCode::kPages, "staging records that are too small"};
+      }
+      records += dealt_units(*plan.pair, list, *units, tokens.seed);
+    }
     const PagePositions at = target_positions(plan.plan.groups[group.group], *units);
     if (pages.first != at.first || pages.ids.size() != at.end - at.first) {
       return {RefuseCode::kPages, "page lists that do not fit the prompt"};
@@ -256,6 +274,9 @@ PrefillerCore::Refusing PrefillerCore::check_pages(const DecoderSession& session
     for (const uint32_t id : pages.ids) {
       if (id >= group.target_pages) return {RefuseCode::kPages, "a page id past the pool"};
     }
+  }
+  if (dispatch.staging_records.ids.size() != records) {
+    return {RefuseCode::kPages, "another number of staging records than of staged units"};
   }
   return {};
 }
@@ -297,6 +318,25 @@ void PrefillerCore::set_counter_keys(Target& target, const wire::Dispatch& dispa
   }
 }
 
+/// The records by list, as check_pages() has counted them.
+void PrefillerCore::set_records(Target& target, const wire::Dispatch& dispatch) const {
+  const DecoderPlan& plan = *target.plan;
+  target.staging_record_bytes = dispatch.staging_record_bytes;
+  target.records.resize(plan.lists);
+  target.staged_units.resize(plan.lists);
+  auto next = dispatch.staging_records.ids.begin();
+  for (size_t g = 0; g < plan.pair->groups.size(); ++g) {
+    const PairGroup& group = plan.pair->groups[g];
+    const auto units = request_units(plan.plan, group.group, target.tokens);
+    for (uint32_t n = 0; n < group.lists.size(); ++n) {
+      if (group.lists[n].staging_record_bytes == 0) continue;
+      const uint32_t count = dealt_units(*plan.pair, group.lists[n], *units, target.tokens.seed);
+      target.records[plan.first_list[g] + n].assign(next, next + count);
+      next += count;
+    }
+  }
+}
+
 void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Batch batch) {
   HeldOffer* offer = find_offer(dispatch.id, dispatch.attempt);
   if (offer == nullptr) offer = &make_offer(dispatch.id, dispatch.attempt);
@@ -320,6 +360,7 @@ void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Ba
   target->source_lists.resize(target->plan->lists);
   target->target_lists.resize(target->plan->lists);
   if (!dispatch.counter_keys.empty()) set_counter_keys(*target, dispatch);
+  set_records(*target, dispatch);
   session.targets[target->serial] = target.get();
   targets_[target->number] = target.get();
   ++offer->targets_seen;

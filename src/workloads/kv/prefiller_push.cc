@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/check.h"
 #include "workloads/kv/prefiller_core.h"
 
 // Passes and pushes. A target remembers its next write; whatever allows more writes (steps that are
@@ -12,6 +13,9 @@ namespace {
 int32_t error_value(uint64_t value) {
   return static_cast<int32_t>(std::min<uint64_t>(value, INT32_MAX));
 }
+
+/// Of one staged write: bounds the page indices that it takes from the engine's arena.
+constexpr uint32_t kStagedUnitsMax = 1024;
 
 /// Pages that a prompt's first `tokens` tokens take.
 uint64_t pages_of(const CacheGroup& group, uint64_t tokens) {
@@ -169,6 +173,7 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
   const DecoderPlan& plan = *target.plan;
   std::fill(target.source_lists.begin(), target.source_lists.end(), PageList());
   std::fill(target.target_lists.begin(), target.target_lists.end(), PageList());
+  std::fill(target.staged_units.begin(), target.staged_units.end(), StagedUnits());
   const auto failed = [&](const Error& error) {
     if (error.code == Errc::kExhausted) return Push::kNoRoom;
     stop(target, Target::End::kFailed);
@@ -190,6 +195,15 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
       if (!there) return failed(there.error());
       target.source_lists[plan.first_list[g] + n] = *std::move(source);
       target.target_lists[plan.first_list[g] + n] = *std::move(there);
+      if (group.lists[n].staging_record_bytes == 0) continue;
+      // The records of the units before this chunk come first.
+      const auto all = request_units(plan.plan, group.group, target.tokens);
+      const std::vector<uint32_t>& records = target.records[plan.first_list[g] + n];
+      const auto first =
+          records.begin() +
+          dealt_units(*plan.pair, group.lists[n], {all->first, range->first}, target.tokens.seed);
+      const auto units = static_cast<std::ptrdiff_t>(at->source.size());
+      target.staged_units[plan.first_list[g] + n] = {at->source, {first, first + units}};
     }
   }
   target.prepared = true;
@@ -207,7 +221,57 @@ PrefillerCore::Push PrefillerCore::pushed(Target& target, const Result<OpId>& su
   return Push::kFailed;
 }
 
-/// All slices of one layer. Goes on where it found no room before.
+/// The staged writes of one part of a layer. A write takes as many units as there are free slots.
+PrefillerCore::Push PrefillerCore::push_staged(Target& target, const StepPart& part,
+                                               CounterKey counter_key) {
+  const std::span<const StagedWrite> writes = staged_of(*part.group, *part.layer);
+  for (; target.staged < writes.size(); ++target.staged, target.staged_unit = 0) {
+    const StagedWrite& write = writes[target.staged];
+    const StagedUnits& units = target.staged_units[part.first_list + write.list];
+    while (target.staged_unit < units.source.size()) {
+      const auto left = static_cast<uint32_t>(units.source.size()) - target.staged_unit;
+      const uint32_t count = std::min({left, slots_.free(), kStagedUnitsMax});
+      if (count == 0) {
+        ++stats_.exhausted;
+        return Push::kNoRoom;
+      }
+      std::vector<uint32_t> slots = *slots_.allocate(count);
+      for (uint32_t i = 0; i < count; ++i) {
+        const auto slot = options_.staging_region->bytes().subspan(
+            slots[i] * options_.staging_slot_bytes, write.bytes);
+        // The plan fits the layout, and the layout the regions.
+        FABRIC_CHECK(
+            gather(write, units.source[target.staged_unit + i], options_.staging_sources, slot));
+      }
+      const uint64_t number = next_number_++;
+      const Push result = pushed(
+          target,
+          engine_.submit(PagedWrite{
+              .source = options_.staging_region->id(),
+              .source_pages = {.indices = slots, .stride_bytes = options_.staging_slot_bytes},
+              .target = target.regions->regions.back(),
+              .target_pages = {.indices =
+                                   std::span(units.records).subspan(target.staged_unit, count),
+                               .stride_bytes = target.staging_record_bytes,
+                               .offset_bytes = write.record_offset_bytes},
+              .page_bytes = write.bytes,
+              .imm = counter_key,
+              .timeout = options_.write_timeout,
+              .batch = target.batch,
+              .notify = Notify::inbox(inbox_, tagged(TagKind::kStaged, number))}));
+      if (result != Push::kDone) {
+        FABRIC_CHECK(slots_.release(slots));
+        return result;
+      }
+      staged_writes_.emplace(number, std::move(slots));
+      target.staged_unit += count;
+    }
+  }
+  target.staged = 0;
+  return Push::kDone;
+}
+
+/// All writes of one layer. Goes on where it found no room before.
 PrefillerCore::Push PrefillerCore::push_step(Target& target) {
   const std::vector<StepPart>& parts = target.plan->steps[target.step];
   const CounterKey counter_key =
@@ -238,6 +302,8 @@ PrefillerCore::Push PrefillerCore::push_step(Target& target) {
                       .batch = target.batch}));
       if (result != Push::kDone) return result;
     }
+    const Push staged = push_staged(target, part, counter_key);
+    if (staged != Push::kDone) return staged;
   }
   target.part = 0;
   return Push::kDone;
@@ -251,13 +317,14 @@ PrefillerCore::Push PrefillerCore::push_tail(Target& target) {
   }
   // A write needs a source also when it has no bytes.
   const LocalRef source = tail.size_bytes > 0 ? tail.source : LocalRef{options_.regions[0], 0};
-  return pushed(
-      target, engine_.submit(Write{.source = source,
-                                   .target = target.regions->regions.back().at(target.tail_offset),
-                                   .size_bytes = tail.size_bytes,
-                                   .imm = target.tail_key,
-                                   .timeout = options_.write_timeout,
-                                   .batch = target.batch}));
+  return pushed(target,
+                engine_.submit(Write{
+                    .source = source,
+                    .target = target.regions->regions[target.plan->regions].at(target.tail_offset),
+                    .size_bytes = tail.size_bytes,
+                    .imm = target.tail_key,
+                    .timeout = options_.write_timeout,
+                    .batch = target.batch}));
 }
 
 bool PrefillerCore::block(Target& target) {
