@@ -265,7 +265,7 @@ bool DisaggregatedRun::decode_over() const {
                              [](const auto& rank) { return rank->decoder->stats().requests == 0; });
 }
 
-Decoder& DisaggregatedRun::decoder(uint32_t rank) { return *decode_[rank]->decoder; }
+Decoder& DisaggregatedRun::decoder(uint32_t rank) const { return *decode_[rank]->decoder; }
 
 std::span<std::byte> DisaggregatedRun::staging(uint32_t rank) {
   return decode_[rank]->staging->bytes();

@@ -61,7 +61,7 @@ class DisaggregatedRun {
   // Failures.
   void crash_prefill(uint32_t rank);
   bool decode_over() const;  ///< no lease is left
-  Decoder& decoder(uint32_t rank);
+  Decoder& decoder(uint32_t rank) const;
   std::span<std::byte> staging(uint32_t rank);  ///< of a decode rank
 
  private:
