@@ -48,8 +48,9 @@
 namespace fabric::kv {
 
 inline constexpr uint32_t kRequestIdBytesMax = 256;
-inline constexpr uint32_t kInfoBytesMax = 16384;  ///< DecodeRequest::info
-inline constexpr uint32_t kSourcesMax = 256;      ///< prefill ranks that one request draws from
+inline constexpr uint32_t kInfoBytesMax = 16384;              ///< DecodeRequest::info
+inline constexpr uint64_t kStagingRecordBytesMax = 1u << 30;  ///< staging_record_bytes
+inline constexpr uint32_t kSourcesMax = 256;  ///< prefill ranks that one request draws from
 inline constexpr uint16_t kDefaultDecodeChannel = 0x4b44;
 inline constexpr uint16_t kDefaultPrefillChannel = 0x4b50;
 

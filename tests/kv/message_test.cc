@@ -33,6 +33,8 @@ Dispatch sample_dispatch() {
   dispatch.tail_bytes_max = 256;
   dispatch.cached_tokens = {16, 0};
   dispatch.counter_keys = {5, 6};
+  dispatch.staging_record_bytes = 640;
+  dispatch.staging_records.ids = {3, 8};
   dispatch.pages = {{.first = 1, .ids = {4, 5, 6, 7, 8}}, {.ids = {9, 2}}};
   dispatch.info = {std::byte{1}, std::byte{2}};
   return dispatch;
@@ -46,8 +48,8 @@ TEST(KvMessage, GoldenBytes) {
   EXPECT_EQ(hex(encode_dispatch(1, sample_dispatch())),
             "4b01030100090000000000000002007231020000000788776655443322116400000001000000030000"
             "0000020000000000000001000000000000020000001000000000000000020000000500000006000000"
-            "0200000001000000010100000004000000050000000000000000020000000900000002000000020000"
-            "000102");
+            "8002000000000000000000000002000000030000000800000002000000010000000101000000040000"
+            "00050000000000000000020000000900000002000000020000000102");
 }
 
 TEST(KvMessage, ADispatchComesBackAsItWas) {
@@ -61,6 +63,10 @@ TEST(KvMessage, ADispatchComesBackAsItWas) {
   EXPECT_EQ(encode_dispatch(1, *back), bytes);
   EXPECT_EQ(back->pages[0].ids, sample_dispatch().pages[0].ids);
   EXPECT_EQ(back->pages[1].ids, sample_dispatch().pages[1].ids);
+  EXPECT_EQ(back->staging_records.ids, sample_dispatch().staging_records.ids);
+  Dispatch far = sample_dispatch();  // record numbers times this would not fit in 64 bits
+  far.staging_record_bytes = UINT64_MAX / 2;
+  EXPECT_EQ(decode_dispatch(encode_dispatch(1, far), 100).error().code, Errc::kBadFormat);
 }
 
 TEST(KvMessage, PagesTakeTheShorterForm) {

@@ -30,9 +30,11 @@ Result<void> check_regions(const DecoderOptions& options) {
     return fail(Errc::kInvalidArgument, "tail_slot_bytes: 0, or larger than tail_region");
   }
   if (options.staging_region == nullptr) return {};
-  if (options.staging_record_bytes == 0 ||
+  if (options.staging_record_bytes == 0 || options.staging_record_bytes > kStagingRecordBytesMax ||
       options.staging_record_bytes > options.staging_region->size_bytes()) {
-    return fail(Errc::kInvalidArgument, "staging_record_bytes: 0, or larger than staging_region");
+    return fail(Errc::kInvalidArgument,
+                "staging_record_bytes: 0, or larger than staging_region or "
+                "kStagingRecordBytesMax");
   }
   bool host = !options.staging_region->bytes().empty();
   for (const MemoryRegion* region : options.regions) host = host && !region->bytes().empty();

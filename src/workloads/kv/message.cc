@@ -141,10 +141,10 @@ std::vector<std::byte> encode_dispatch(uint16_t channel, const Dispatch& dispatc
   out.u64(dispatch.tail_bytes_max);
   write_numbers(out, dispatch.cached_tokens);
   write_numbers(out, dispatch.counter_keys);
-  out.u32(static_cast<uint32_t>(dispatch.pages.size()));
-  for (const GroupPages& pages : dispatch.pages) write_pages(out, pages);
   out.u64(dispatch.staging_record_bytes);
   write_pages(out, dispatch.staging_records);
+  out.u32(static_cast<uint32_t>(dispatch.pages.size()));
+  for (const GroupPages& pages : dispatch.pages) write_pages(out, pages);
   out.u32(static_cast<uint32_t>(dispatch.info.size()));
   out.bytes(dispatch.info);
   return out.take();
@@ -254,13 +254,14 @@ Result<Dispatch> decode_dispatch(std::span<const std::byte> bytes, uint64_t page
   dispatch.cached_tokens = read_numbers(in, kGroupsMax);
   // All groups together have no more layers than this.
   dispatch.counter_keys = read_numbers(in, kGroupsMax * kLayersMax + 1);
+  dispatch.staging_record_bytes = in.u64();
+  in.require(dispatch.staging_record_bytes <= kStagingRecordBytesMax);
+  uint64_t left = pages_max;
+  dispatch.staging_records = read_pages(in, left);
   const uint32_t groups = in.u32();
   in.require(groups <= kGroupsMax);
-  uint64_t left = pages_max;
-  for (uint32_t i = 0; i < groups && in.ok(); ++i) dispatch.pages.push_back(read_pages(in, left));
-  dispatch.staging_record_bytes = in.u64();
   left = pages_max;
-  dispatch.staging_records = read_pages(in, left);
+  for (uint32_t i = 0; i < groups && in.ok(); ++i) dispatch.pages.push_back(read_pages(in, left));
   const uint32_t info_bytes = in.u32();
   in.require(info_bytes <= kInfoBytesMax);
   const auto info = in.bytes(info_bytes);
