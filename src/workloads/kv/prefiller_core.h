@@ -90,7 +90,7 @@ struct Target {
   std::shared_ptr<const DecoderPlan> plan{};
   std::shared_ptr<const ImportedSet> regions{};
   RequestTokens tokens{};
-  std::vector<std::vector<uint32_t>> pages{};  ///< of the decoder, for each group of the plan
+  std::vector<wire::GroupPages> pages{};  ///< of the decoder, for each group of the plan
   std::vector<CounterKey> layer_keys{};        ///< for each step; empty: `counter_key` for all
   CounterKey counter_key{};
   CounterKey tail_key{};

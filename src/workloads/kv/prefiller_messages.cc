@@ -242,17 +242,25 @@ PrefillerCore::Refusing PrefillerCore::check_pages(const DecoderSession& session
                                                    const wire::Dispatch& dispatch) const {
   const DecoderPlan& plan = *session.plan;
   const RequestTokens tokens{dispatch.prompt_tokens, dispatch.cached_tokens, 0};
+  std::vector<bool> sends(dispatch.pages.size(), false);
   for (const PairGroup& group : plan.pair->groups) {
     const auto units = request_units(plan.plan, group.group, tokens);
     if (!units) return {RefuseCode::kPages, units.error().what};
     const wire::GroupPages& pages = dispatch.pages[group.group];
     if (units->size() == 0) continue;
+    sends[group.group] = true;
     const PagePositions at = target_positions(plan.plan.groups[group.group], *units);
     if (pages.first != at.first || pages.ids.size() != at.end - at.first) {
       return {RefuseCode::kPages, "page lists that do not fit the prompt"};
     }
     for (const uint32_t id : pages.ids) {
       if (id >= group.target_pages) return {RefuseCode::kPages, "a page id past the pool"};
+    }
+  }
+  // They would be kept with the request, whatever their size.
+  for (size_t g = 0; g < sends.size(); ++g) {
+    if (!sends[g] && (dispatch.pages[g].first != 0 || !dispatch.pages[g].ids.empty())) {
+      return {RefuseCode::kPages, "pages of a group that this rank sends nothing of"};
     }
   }
   return {};
@@ -310,11 +318,7 @@ void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Ba
   target->has_tail = dispatch.has_tail;
   target->tail_offset = dispatch.tail_offset;
   target->tail_bytes_max = dispatch.tail_bytes_max;
-  for (wire::GroupPages& pages : dispatch.pages) {
-    std::vector<uint32_t> ids(pages.ids.empty() ? 0 : pages.first, 0);
-    ids.insert(ids.end(), pages.ids.begin(), pages.ids.end());
-    target->pages.push_back(std::move(ids));
-  }
+  target->pages = std::move(dispatch.pages);
   target->source_lists.resize(target->plan->lists);
   target->target_lists.resize(target->plan->lists);
   if (!dispatch.counter_keys.empty()) set_counter_keys(*target, dispatch);

@@ -182,7 +182,9 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
     for (uint32_t n = 0; n < group.lists.size(); ++n) {
       if (dealt_units(*plan.pair, group.lists[n], *range, target.tokens.seed) == 0) continue;
       const auto at = unit_indices(plan.plan, *plan.pair, group, n, *range, target.tokens.seed,
-                                   {.source = pages, .target = target.pages[group.group]});
+                                   {.source = pages,
+                                    .target = target.pages[group.group].ids,
+                                    .target_first = target.pages[group.group].first});
       if (!at) return failed(at.error());
       auto source = engine_.make_page_list(std::span<const uint32_t>(at->source));
       if (!source) return failed(source.error());
