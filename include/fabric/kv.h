@@ -65,6 +65,9 @@ enum class RefuseCode : uint8_t {
   kGrants,       ///< the descriptors cannot be imported
   kPages,        ///< page lists that do not fit the layout or the prompt
   kBadMessage,   ///< bytes that cannot be read, or another version
+  /// It was opened after the decoder introduced itself, or that message was lost. The decoder does
+  /// so again: use a higher attempt
+  kUnknownDecoder,
 };
 FABRIC_EXPORT const char* to_string(RefuseCode code) noexcept;
 

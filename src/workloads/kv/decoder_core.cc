@@ -242,6 +242,7 @@ void DecoderCore::handle(const Event& event) {
       if (event.code == Errc::kPeerLost) {
         lose(*flow->session);
       } else {
+        if (event.code == Errc::kUnsupported) forgotten(*flow->session, flow->dispatch.serial);
         apply(*flow, flow->lease.dispatch_failed(event.remote == Remote::kNotDelivered),
               FailCode::kNotDelivered, to_string(event.code));
       }
@@ -255,7 +256,14 @@ void DecoderCore::handle(const Event& event) {
       return revoke_ended(event);
     case TagKind::kFence:
       return fence_ended(event);
-    case TagKind::kOther:
+    case TagKind::kHello:
+      if (event.code == Errc::kOk) return;
+      if (SourceSession* session = find_session(tag_number(event.tag)); session != nullptr) {
+        hello_lost(*session);
+      }
+      return;
+    case TagKind::kGrants:
+      if (event.code != Errc::kOk) grants_lost(tag_number(event.tag));
       return;
   }
 }
@@ -292,6 +300,7 @@ void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
       const auto accept = wire::decode_accept(bytes);
       if (!accept) break;
       loads_[session.peer] = accept->load;
+      session.accepted = true;
       Flow* flow = flow_of(accept->serial);
       if (flow == nullptr) return;
       const LeaseEffects effects = flow->lease.accepted();
@@ -305,6 +314,9 @@ void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
       Flow* flow = flow_of(refuse->serial);
       if (flow == nullptr) return;
       if (refuse->code == RefuseCode::kGrants && flow->set != nullptr) flow->set->retired = true;
+      if (refuse->code == RefuseCode::kUnknownDecoder) forgotten(session, refuse->serial);
+      // It may have no room for another decoder.
+      if (refuse->code == RefuseCode::kCapacity && !session.accepted) hello_lost(session);
       return apply(*flow, flow->lease.refused(), FailCode::kRefused, refuse->text, refuse->code);
     }
     case wire::MessageKind::kConfirm:

@@ -47,7 +47,8 @@ enum class TagKind : uint8_t {
   kCount,     ///< flow
   kRevoke,    ///< grant set
   kFence,     ///< source session
-  kOther,     ///< messages whose loss the prefiller finds out
+  kHello,     ///< source session
+  kGrants,    ///< grant set
 };
 
 /// What a deadline is about, likewise.
@@ -150,7 +151,9 @@ struct SourceSession {
   bool connected = false;
   bool lost = false;
   bool hello_sent = false;
-  uint64_t next_serial = 1;
+  bool accepted = false;  ///< a dispatch, since the last HELLO
+  uint64_t next_serial = 0;
+  uint64_t hello_serial = 0;  ///< `next_serial` at the last HELLO
   uint32_t next_generation = 1;
   uint32_t message_bytes_max = 0;
   Nanos stall_due{};
@@ -215,6 +218,10 @@ class DecoderCore {
   enum class Launch : uint8_t { kSent, kNoRoom, kFailed };
   Launch launch(Flow& flow);
   bool send_hello(SourceSession& session);
+  void hello_lost(SourceSession& session);
+  void grants_lost(uint64_t set_number);
+  void forgotten(SourceSession& session, uint64_t serial);
+  SourceSession* find_session(uint64_t number) const;
   bool send_grants(GrantSet& set);
   Result<GrantSet*> choose_set(SourceSession& session);
   Result<GrantSet*> make_set(SourceSession& session);

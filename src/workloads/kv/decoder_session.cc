@@ -76,11 +76,46 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
 
 bool DecoderCore::send_hello(SourceSession& session) {
   if (session.hello_sent) return true;
-  const auto sent = send(session, wire::encode_hello(options_.channel, {.layout = layout_bytes_}),
-                         tagged(TagKind::kOther));
+  const wire::Hello hello{.next_serial = session.next_serial, .layout = layout_bytes_};
+  const auto sent = send(session, wire::encode_hello(options_.channel, hello),
+                         tagged(TagKind::kHello, session.number));
   // Anything but a full queue shows at the dispatch: refused, or not delivered.
   session.hello_sent = sent || sent.error().code != Errc::kExhausted;
+  session.hello_serial = session.next_serial;
+  session.accepted = false;
   return session.hello_sent;
+}
+
+/// The prefiller may know nothing of this decoder: it is told again before the next dispatch.
+void DecoderCore::hello_lost(SourceSession& session) {
+  session.hello_sent = false;
+  for (const auto& [number, set] : session.sets) set->sent = 0;
+}
+
+void DecoderCore::grants_lost(uint64_t set_number) {
+  for (const auto& [key, session] : sessions_) {
+    const auto found = session->sets.find(set_number);
+    if (found != session->sets.end()) found->second->sent = 0;
+  }
+}
+
+/// No prefiller listens there, or one that does not know this decoder: the one that took earlier
+/// dispatches was closed. It does not answer any more.
+void DecoderCore::forgotten(SourceSession& session, uint64_t serial) {
+  if (serial < session.hello_serial) return;  // the next HELLO is on its way
+  hello_lost(session);
+  const std::map<uint64_t, Flow*> flows = session.by_serial;
+  for (const auto& [number, flow] : flows) {
+    if (number >= serial || !flow->lease.in_flight()) continue;
+    fail_task(*flow->task, FailCode::kPeerLost, flow->rank, "the prefiller was closed");
+  }
+}
+
+SourceSession* DecoderCore::find_session(uint64_t number) const {
+  for (const auto& [key, session] : sessions_) {
+    if (session->number == number) return session.get();
+  }
+  return nullptr;
 }
 
 bool DecoderCore::send_grants(GrantSet& set) {
@@ -100,7 +135,7 @@ bool DecoderCore::send_grants(GrantSet& set) {
       part.descs.push_back(set.grants[i].desc);
     }
     const auto sent =
-        send(session, wire::encode_grants(options_.channel, part), tagged(TagKind::kOther));
+        send(session, wire::encode_grants(options_.channel, part), tagged(TagKind::kGrants, set.number));
     if (!sent && sent.error().code == Errc::kExhausted) return false;
     set.sent += static_cast<uint32_t>(part.descs.size());
   }

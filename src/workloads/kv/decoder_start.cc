@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include "workloads/kv/decoder_core.h"
 
@@ -9,6 +10,14 @@ namespace fabric::kv::decode {
 namespace {
 
 constexpr size_t kPrefillsMax = 256;
+
+/// Of a session. Another one on the same engine, of this decoder or of one that was there before
+/// it, has another number; those of other engines are other peers to the prefiller.
+uint64_t next_incarnation() {
+  static std::atomic<uint64_t> last{0};
+  constexpr uint64_t kMask = (uint64_t{1} << (64 - wire::kIncarnationShift)) - 1;
+  return (last.fetch_add(1, std::memory_order_relaxed) + 1) & kMask;
+}
 
 int32_t native_value(uint64_t value) {
   return static_cast<int32_t>(std::min<uint64_t>(value, INT32_MAX));
@@ -218,6 +227,7 @@ Result<SourceSession*> DecoderCore::session_for(const Source& source) {
     session->number = next_number_++;
     session->peer = peer;
     session->channel = source.channel;
+    session->next_serial = (next_incarnation() << wire::kIncarnationShift) + 1;
     session->connected = info->state != PeerState::kConnecting;
     session->message_bytes_max = info->message_bytes_max;
   }

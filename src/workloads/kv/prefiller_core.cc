@@ -279,17 +279,22 @@ void PrefillerCore::peer_changed(const Event& event) {
     lost.push_back(it->first);
   }
   for (const auto& key : lost) {
-    DecoderSession& session = *sessions_[key];
-    const std::map<uint64_t, Target*> targets = std::exchange(session.targets, {});
-    for (const auto& [serial, target] : targets) {
-      target->session = nullptr;
-      if (target->end == Target::End::kNone) {
-        emit(*target->offer, PrefillEvent::Kind::kDecoderLost).peer = session.peer;
-      }
-      target->end = Target::End::kLost;
-      stop(*target, Target::End::kLost);
-    }
+    lose_targets(*sessions_[key]);
     sessions_.erase(key);
+  }
+}
+
+/// Their decoder does not wait for them any more.
+void PrefillerCore::lose_targets(DecoderSession& session) {
+  const std::map<uint64_t, Target*> targets = std::exchange(session.targets, {});
+  for (const auto& [serial, target] : targets) {
+    target->session = nullptr;
+    if (target->end == Target::End::kNone) {
+      emit(*target->offer, PrefillEvent::Kind::kDecoderLost).peer = session.peer;
+    }
+    // A duplicate stays one: its offer does not count it.
+    if (target->end != Target::End::kDuplicate) target->end = Target::End::kLost;
+    stop(*target, Target::End::kLost);
   }
 }
 

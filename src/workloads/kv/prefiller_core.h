@@ -148,6 +148,9 @@ struct DecoderSession {
   uint16_t channel = 0;
   std::shared_ptr<const DecoderPlan> plan{};
   std::map<uint32_t, std::shared_ptr<ImportedSet>> sets{};
+  /// The lowest serial number that can have come to this prefiller. Those of its incarnation below
+  /// may be those of an earlier prefiller on this engine.
+  uint64_t first = 0;
   uint64_t seen = 0;  ///< the largest serial number that came
   std::deque<MissedSerials> missed{};
   std::map<uint64_t, Target*> targets{};  ///< by serial number
@@ -189,6 +192,7 @@ class PrefillerCore {
   void work();
   void handle(const Event& event);
   void peer_changed(const Event& event);
+  void lose_targets(DecoderSession& session);
   void due(uint64_t what);
   HeldOffer* find_offer(std::string_view id, uint32_t attempt) const;
   HeldOffer& make_offer(const std::string& id, uint32_t attempt);
@@ -207,7 +211,8 @@ class PrefillerCore {
 
   // prefiller_messages.cc
   void message(const Event& event);
-  void hello(DecoderSession& session, std::span<const std::byte> bytes);
+  void hello(PeerId peer, uint16_t channel, std::span<const std::byte> bytes);
+  void from_unknown(PeerId peer, wire::MessageHead head, std::span<const std::byte> bytes);
   std::shared_ptr<const DecoderPlan> plan_for(std::span<const std::byte> layout);
   void grants(DecoderSession& session, std::span<const std::byte> bytes);
   void dispatch(DecoderSession& session, std::span<const std::byte> bytes);
@@ -225,6 +230,7 @@ class PrefillerCore {
   void note_serial(DecoderSession& session, uint64_t serial);
   static bool was_missed(const DecoderSession& session, uint64_t serial);
   void cancel_message(DecoderSession& session, std::span<const std::byte> bytes);
+  void cancel_unknown(DecoderSession& session, uint64_t serial);
   void refuse(DecoderSession& session, uint64_t serial, const Refusing& refusing);
   void send(const DecoderSession& session, std::vector<std::byte> bytes);
   void flush_answers();

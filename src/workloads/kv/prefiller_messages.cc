@@ -14,6 +14,7 @@ constexpr size_t kPlansMax = 256;
 constexpr size_t kMissedMax = 1024;
 constexpr size_t kAnswersMax = 65536;   ///< that wait for room in the engine
 constexpr uint32_t kTargetsMax = 1024;  ///< of a request that is not offered yet
+constexpr const char* kNoHello = "this prefiller does not know the decoder's layout yet";
 
 /// The plan by step: what each layer of this rank sends of each group.
 void arrange(DecoderPlan& out, std::span<const uint32_t> layers) {
@@ -47,22 +48,13 @@ void PrefillerCore::message(const Event& event) {
     ++stats_.bad_messages;
     return;
   }
-  const std::pair key{event.peer, head->channel};
-  auto found = sessions_.find(key);
-  if (found == sessions_.end()) {
-    if (sessions_.size() >= options_.decoders_max) {
-      ++stats_.bad_messages;
-      return;
-    }
-    auto session = std::make_unique<DecoderSession>();
-    session->peer = event.peer;
-    session->channel = head->channel;
-    found = sessions_.emplace(key, std::move(session)).first;
+  if (head->kind == wire::MessageKind::kHello) {
+    return hello(event.peer, head->channel, event.bytes());
   }
+  const auto found = sessions_.find({event.peer, head->channel});
+  if (found == sessions_.end()) return from_unknown(event.peer, *head, event.bytes());
   DecoderSession& session = *found->second;
   switch (head->kind) {
-    case wire::MessageKind::kHello:
-      return hello(session, event.bytes());
     case wire::MessageKind::kGrants:
       return grants(session, event.bytes());
     case wire::MessageKind::kDispatch:
@@ -72,14 +64,56 @@ void PrefillerCore::message(const Event& event) {
   }
 }
 
-void PrefillerCore::hello(DecoderSession& session, std::span<const std::byte> bytes) {
+void PrefillerCore::hello(PeerId peer, uint16_t channel, std::span<const std::byte> bytes) {
   const auto hello = wire::decode_hello(bytes);
-  // Once: targets hold pointers into the plan, and a decoder's layout does not change.
-  if (!hello || session.plan != nullptr) {
+  if (!hello) {
     ++stats_.bad_messages;
     return;
   }
-  session.plan = plan_for(hello->layout);
+  auto found = sessions_.find({peer, channel});
+  if (found == sessions_.end()) {
+    // Its dispatches are refused with kCapacity, see from_unknown().
+    if (sessions_.size() >= options_.decoders_max) return;
+    auto made = std::make_unique<DecoderSession>();
+    made->peer = peer;
+    made->channel = channel;
+    found = sessions_.emplace(std::pair{peer, channel}, std::move(made)).first;
+  }
+  DecoderSession& session = *found->second;
+  if (session.plan == nullptr ||
+      wire::incarnation_of(hello->next_serial) != wire::incarnation_of(session.first)) {
+    // The decoder was opened again: what the one before it had asked for is not wanted any more.
+    lose_targets(session);
+    session.sets.clear();
+    session.missed.clear();
+    session.first = hello->next_serial;
+    session.seen = hello->next_serial - 1;
+    session.plan = plan_for(hello->layout);
+  } else if (session.plan->refused == RefuseCode::kCapacity) {
+    session.plan = plan_for(hello->layout);
+  }
+}
+
+/// Only HELLO makes a session. Without one nothing is known about a dispatch, and nothing about the
+/// writes of one that is to be cancelled: an earlier prefiller on this engine may have made some.
+void PrefillerCore::from_unknown(PeerId peer, wire::MessageHead head,
+                                 std::span<const std::byte> bytes) {
+  DecoderSession none;
+  none.peer = peer;
+  none.channel = head.channel;
+  if (head.kind == wire::MessageKind::kDispatch) {
+    ByteReader in(bytes);
+    in.bytes(5);
+    const uint64_t serial = in.u64();
+    if (in.ok() && sessions_.size() >= options_.decoders_max) {
+      return refuse(none, serial,
+                    {RefuseCode::kCapacity, "this prefiller has as many decoders as it may"});
+    }
+    if (in.ok()) return refuse(none, serial, {RefuseCode::kUnknownDecoder, kNoHello});
+  } else if (head.kind == wire::MessageKind::kCancel) {
+    if (const auto serial = wire::decode_cancel(bytes)) return cancel_unknown(none, *serial);
+  }
+  ++stats_.bad_messages;
 }
 
 std::shared_ptr<const DecoderPlan> PrefillerCore::plan_for(std::span<const std::byte> layout) {
@@ -124,7 +158,8 @@ void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> b
     return;
   }
   std::shared_ptr<ImportedSet>& set = session.sets[grants->set];
-  if (set == nullptr || set->generation != grants->generation) {
+  const bool begins = grants->first == 0;
+  if (set == nullptr || set->generation != grants->generation || begins) {
     set = std::make_shared<ImportedSet>();
     set->generation = grants->generation;
     set->total = grants->total;
@@ -162,11 +197,14 @@ bool PrefillerCore::was_missed(const DecoderSession& session, uint64_t serial) {
 void PrefillerCore::dispatch(DecoderSession& session, std::span<const std::byte> bytes) {
   const uint64_t pages_max = uint64_t{options_.prompt_tokens_max} * 2;
   auto dispatch = wire::decode_dispatch(bytes, pages_max);
+  ByteReader in(bytes);
+  in.bytes(5);
+  const uint64_t serial = in.u64();
+  if (in.ok() && wire::incarnation_of(serial) != wire::incarnation_of(session.first)) {
+    return refuse(session, serial, {RefuseCode::kUnknownDecoder, kNoHello});
+  }
   if (!dispatch) {
     ++stats_.bad_messages;
-    ByteReader in(bytes);
-    in.bytes(5);
-    const uint64_t serial = in.u64();
     if (!in.ok() || serial <= session.seen) return;
     note_serial(session, serial);
     return refuse(session, serial, {RefuseCode::kBadMessage, dispatch.error().what});
@@ -197,7 +235,6 @@ PrefillerCore::Refusing PrefillerCore::check_session(const DecoderSession& sessi
   if (targets_.size() >= options_.requests_max) {
     return {RefuseCode::kCapacity, "this prefiller holds as many requests as it may"};
   }
-  if (session.plan == nullptr) return {RefuseCode::kLayout, "the decoder's layout did not come"};
   const DecoderPlan& plan = *session.plan;
   if (plan.refused != RefuseCode::kNone) return {plan.refused, plan.text};
   if (plan.plan.target_hashes[0] != dispatch.plan_hash) {
@@ -353,6 +390,10 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
     }
     return;  // the report of its batch is answered
   }
+  if (*serial < session.first ||
+      wire::incarnation_of(*serial) != wire::incarnation_of(session.first)) {
+    return cancel_unknown(session, *serial);
+  }
   // It is over here: everything was sent, or the answer that says otherwise is on its way already.
   // Or its dispatch never came: messages keep their order, so it will not come any more.
   const bool missed = was_missed(session, *serial);
@@ -361,6 +402,13 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
   stats_.early_cancels += missed ? 1 : 0;
   send(session, wire::encode_ended(options_.channel, wire::MessageKind::kConfirm,
                                    {*serial, missed ? 0 : wire::kAllLanded, 0}));
+}
+
+/// One write of unknown fate: the decoder has to fence.
+void PrefillerCore::cancel_unknown(DecoderSession& session, uint64_t serial) {
+  ++stats_.stale_messages;
+  send(session,
+       wire::encode_ended(options_.channel, wire::MessageKind::kConfirm, {serial, 0, 1}));
 }
 
 // ---- Answers ------------------------------------------------------------------------------------
