@@ -20,6 +20,7 @@ constexpr size_t kDecodeEventsMax = 65536;
 DecoderCore::DecoderCore(Engine& engine, const DecoderOptions& options, Inbox inbox)
     : engine_(engine),
       options_(options),
+      answer_time_(workloads::times(4, options.patience)),
       quarantined_(options.layout.groups.size(), 0),
       inbox_(std::move(inbox)) {
   for (const CacheGroup& group : options_.layout.groups) owners_.emplace_back(group.pages);
@@ -101,7 +102,7 @@ Result<void> DecoderCore::await_layer(std::string_view id, uint32_t layer, Timeo
   const Nanos limit = timeout.ns == Timeout::kDefault || timeout.ns == Timeout::kForever
                           ? options_.deadline
                           : Nanos(timeout.ns);
-  const Nanos end = engine_.now() + limit;
+  const Nanos end = later(engine_.now(), limit);
   for (;;) {
     const auto ready = layer_ready(id, layer);
     if (!ready) return ready.error();
@@ -425,7 +426,7 @@ bool DecoderCore::is_final(const Flow& flow) const {
 
 void DecoderCore::set_due(Flow& flow, Nanos after) {
   clear_due(flow);
-  flow.due = engine_.now() + after;
+  flow.due = later(engine_.now(), after);
   deadlines_.add(flow.due, tagged(DueKind::kFlow, flow.number));
 }
 
@@ -480,16 +481,17 @@ void DecoderCore::apply(Flow& flow, const LeaseEffects& effects, FailCode cause,
   if (effects.disarm && !flow.armed) drain = flow.lease.expectation_ended().drain || drain;
   if (state == LeaseState::kFull) {
     ++stats_.waited_for_quiet;
-    set_due(flow, 4 * options_.patience);
+    set_due(flow, answer_time_);
     // The network was final when the request was dispatched and is not any more: ask now.
     if (!flow.wants_quiet) send_cancel(flow);
   }
   if (effects.send_cancel) {
-    set_due(flow, 4 * options_.patience);
+    set_due(flow, answer_time_);
     send_cancel(flow);
   }
   if (state == LeaseState::kDraining) {
     draining_[flow.number] = &flow;
+    if (flow.due == Nanos{}) set_due(flow, answer_time_);  // FAILED: nothing was asked
     if (drain && counts_here(flow) < flow.lease.landed()) ++stats_.waited_for_counts;
     if (drain) check_counts(flow);
   }

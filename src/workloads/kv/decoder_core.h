@@ -24,6 +24,7 @@
 namespace fabric::kv::decode {
 
 using workloads::Deadlines;
+using workloads::later;
 using workloads::Lease;
 using workloads::LeaseEffects;
 using workloads::LeaseState;
@@ -275,6 +276,7 @@ class DecoderCore {
 
   Engine& engine_;
   DecoderOptions options_;
+  const Nanos answer_time_;  ///< of a prefiller: until then its answer is not late
   std::vector<std::byte> layout_bytes_;
   std::vector<std::unique_ptr<PrefillPlan>> prefills_;
   std::vector<PageOwners> owners_;  ///< for each group

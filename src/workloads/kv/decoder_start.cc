@@ -385,7 +385,7 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
   tasks_[{task.id, task.attempt}] = std::move(owned);
   ++stats_.started;
   ++live_;
-  task.deadline = engine_.now() + deadline;
+  task.deadline = later(engine_.now(), deadline);
   deadlines_.add(task.deadline, tagged(DueKind::kTask, task.number));
   by_number_[task.number] = &task;
   std::vector<SourceSession*> sessions;

@@ -140,7 +140,7 @@ Result<void> PrefillerCore::offer(const OfferRequest& request) {
     }
   }
   if (offer->targets_seen < offer->targets_wanted) {
-    offer->due = engine_.now() + options_.offer_wait;
+    offer->due = later(engine_.now(), options_.offer_wait);
     deadlines_.add(offer->due, tagged(DueKind::kOffer, offer->number));
   }
   wake();

@@ -23,6 +23,7 @@
 namespace fabric::kv::prefill {
 
 using workloads::Deadlines;
+using workloads::later;
 
 struct HeldOffer;
 struct DecoderSession;

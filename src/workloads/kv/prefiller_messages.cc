@@ -369,7 +369,7 @@ void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Ba
   event.prompt_tokens = dispatch.prompt_tokens;
   event.info = std::move(dispatch.info);
   if (!offer->offered) {
-    target->due = engine_.now() + options_.offer_wait;
+    target->due = later(engine_.now(), options_.offer_wait);
     deadlines_.add(target->due, tagged(DueKind::kTarget, target->number));
   }
   offer->targets.push_back(std::move(target));
