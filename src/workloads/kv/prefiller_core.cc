@@ -228,7 +228,7 @@ PrefillerStats PrefillerCore::stats() const {
     out.waiting += offer->offered ? 0 : offer->targets.size();
   }
   out.dispatches = targets_.size();
-  out.blocked = blocked_.size();
+  for (const auto& [peer, targets] : blocked_) out.blocked += targets.size();
   out.decoders = sessions_.size();
   out.tombstones = ended_.size();
   out.passes = pass_count_;
@@ -376,7 +376,7 @@ void PrefillerCore::end_target(Target& target) {
   HeldOffer& offer = *target.offer;
   clear_due(target);
   if (target.session != nullptr) target.session->targets.erase(target.serial);
-  std::erase(blocked_, &target);
+  if (target.blocked) std::erase(blocked_[target.peer], &target);
   targets_.erase(target.number);
   if (target.end != Target::End::kDuplicate) ++offer.targets_ended;
   const auto found = std::ranges::find_if(

@@ -63,6 +63,7 @@ struct DecoderPlan {
   TransferPlan plan{};
   const PairPlan* pair = nullptr;  ///< nullptr: nothing in common with this rank
   size_t regions = 0;
+  size_t slices = 0;
   std::vector<uint32_t> first_list{};  ///< of each group of the pair
   uint32_t lists = 0;
   std::vector<std::vector<StepPart>> steps{};
@@ -86,6 +87,7 @@ struct Target {
   enum class End : uint8_t { kNone, kByDecoder, kHere, kFailed, kNotOffered, kDuplicate, kLost };
   uint64_t number = 0;
   uint64_t serial = 0;
+  PeerId peer{};
   DecoderSession* session = nullptr;
   HeldOffer* offer = nullptr;
   std::shared_ptr<const DecoderPlan> plan{};
@@ -188,6 +190,10 @@ class PrefillerCore {
 
  private:
   using OfferId = std::pair<std::string, uint32_t>;
+  struct QueuedAnswer {
+    uint16_t channel = 0;
+    std::vector<std::byte> bytes{};
+  };
 
   // prefiller_core.cc
   void work();
@@ -215,6 +221,7 @@ class PrefillerCore {
   void hello(PeerId peer, uint16_t channel, std::span<const std::byte> bytes);
   void from_unknown(PeerId peer, wire::MessageHead head, std::span<const std::byte> bytes);
   std::shared_ptr<const DecoderPlan> plan_for(std::span<const std::byte> layout);
+  bool make_room_for(const DecoderPlan& plan);
   void grants(DecoderSession& session, std::span<const std::byte> bytes);
   void dispatch(DecoderSession& session, std::span<const std::byte> bytes);
   /// Why a dispatch is refused: a code, and words.
@@ -235,6 +242,7 @@ class PrefillerCore {
   void refuse(DecoderSession& session, uint64_t serial, const Refusing& refusing);
   void send(const DecoderSession& session, std::vector<std::byte> bytes);
   void flush_answers();
+  void flush(PeerId peer, std::deque<QueuedAnswer>& queue);
   PrefillLoad current_load() const;
 
   // prefiller_push.cc
@@ -248,15 +256,10 @@ class PrefillerCore {
   Push pushed(Target& target, const Result<OpId>& submitted);
   bool block(Target& target);
   void resume_blocked();
+  void resume(std::deque<Target*>& blocked);
   void stop(Target& target, Target::End end);
   bool seal(Target& target);
   Result<void> check_entry(const PassEntry& entry) const;
-
-  struct QueuedAnswer {
-    PeerId peer{};
-    uint16_t channel = 0;
-    std::vector<std::byte> bytes{};
-  };
 
   mutable std::mutex mutex_;
   Engine& engine_;
@@ -274,10 +277,13 @@ class PrefillerCore {
   size_t pass_count_ = 0;
   uint64_t announced_ = 0;  ///< steps of all passes so far
   uint64_t steps_ = 0;      ///< of those, done
-  std::deque<Target*> blocked_;
+  // What found no room in the engine, for each decoder: one that does not take its share keeps
+  // only its own waiting.
+  std::map<PeerId, std::deque<Target*>> blocked_;
+  PeerId first_resumed_{};  ///< last time: the others have their turn before it
+  std::map<PeerId, std::deque<QueuedAnswer>> answers_;
   std::vector<std::unique_ptr<Target>> dead_targets_;  ///< freed at the end of the call
   std::vector<std::unique_ptr<HeldOffer>> dead_offers_;
-  std::deque<QueuedAnswer> answers_;  ///< that found no room
   Deadlines deadlines_;
   std::deque<PrefillEvent> events_;
   uint64_t next_number_ = 1;

@@ -11,8 +11,9 @@ namespace fabric::kv::prefill {
 namespace {
 
 constexpr size_t kPlansMax = 256;
+constexpr size_t kSlicesMax = 1u << 21;  ///< of all plans together, some 100 bytes each
 constexpr size_t kMissedMax = 1024;
-constexpr size_t kAnswersMax = 65536;   ///< that wait for room in the engine
+constexpr size_t kAnswersMax = 16384;   ///< to a decoder, that wait for room in the engine
 constexpr uint32_t kTargetsMax = 1024;  ///< of a request that is not offered yet
 constexpr const char* kNoHello = "this prefiller does not know the decoder's layout yet";
 
@@ -146,9 +147,31 @@ std::shared_ptr<const DecoderPlan> PrefillerCore::plan_for(std::span<const std::
       arrange(*out, layers_);
     }
   }
-  if (plans_.size() >= kPlansMax) plans_.erase(plans_.begin());
-  plans_.emplace(key, out);
-  return out;
+  for (const PairPlan& pair : out->plan.pairs) {
+    for (const PairGroup& group : pair.groups) out->slices += group.slices.size();
+  }
+  if (make_room_for(*out)) {
+    plans_.emplace(key, out);
+    return out;
+  }
+  auto full = std::make_shared<DecoderPlan>();
+  full->refused = RefuseCode::kCapacity;
+  full->text = "the plans of all decoder layouts here are too large together";
+  return full;
+}
+
+/// Forgets plans of decoders that are gone, when there are too many. False: those in use leave no
+/// room for this one.
+bool PrefillerCore::make_room_for(const DecoderPlan& plan) {
+  size_t slices = plan.slices;
+  for (const auto& [layout, held] : plans_) slices += held->slices;
+  for (auto at = plans_.begin(); at != plans_.end();) {
+    if (plans_.size() < kPlansMax && slices <= kSlicesMax) return true;
+    const bool unused = at->second.use_count() == 1;
+    if (unused) slices -= at->second->slices;
+    at = unused ? plans_.erase(at) : std::next(at);
+  }
+  return plans_.size() < kPlansMax && slices <= kSlicesMax;
 }
 
 void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> bytes) {
@@ -346,6 +369,7 @@ void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Ba
   auto target = std::make_unique<Target>(std::move(batch));
   target->number = next_number_++;
   target->serial = dispatch.serial;
+  target->peer = session.peer;
   target->session = &session;
   target->offer = offer;
   target->plan = session.plan;
@@ -431,22 +455,31 @@ void PrefillerCore::refuse(DecoderSession& session, uint64_t serial, const Refus
 
 void PrefillerCore::send(const DecoderSession& session, std::vector<std::byte> bytes) {
   // Only a peer that asks without end gets here. Its questions stay open, and its decoder fences.
-  if (answers_.size() >= kAnswersMax) return;
-  answers_.push_back({session.peer, session.channel, std::move(bytes)});
-  flush_answers();
+  std::deque<QueuedAnswer>& queue = answers_[session.peer];
+  if (queue.size() >= kAnswersMax) return;
+  queue.push_back({session.channel, std::move(bytes)});
+  if (queue.size() > 1) return;  // no room for the one before it: work() tries again
+  flush(session.peer, queue);
+  if (queue.empty()) answers_.erase(session.peer);
 }
 
-/// In their order: what finds no room waits, and all after it.
 void PrefillerCore::flush_answers() {
-  while (!answers_.empty()) {
-    const QueuedAnswer& answer = answers_.front();
+  for (auto at = answers_.begin(); at != answers_.end();) {
+    flush(at->first, at->second);
+    at = at->second.empty() ? answers_.erase(at) : std::next(at);
+  }
+}
+
+/// In their order: what finds no room waits, and all after it to the same decoder.
+void PrefillerCore::flush(PeerId peer, std::deque<QueuedAnswer>& queue) {
+  while (!queue.empty()) {
     const auto sent =
-        engine_.submit(Send{.peer = answer.peer,
-                            .channel = answer.channel,
-                            .bytes = answer.bytes,
+        engine_.submit(Send{.peer = peer,
+                            .channel = queue.front().channel,
+                            .bytes = queue.front().bytes,
                             .notify = Notify::inbox(inbox_, tagged(TagKind::kOther))});
     if (!sent && sent.error().code == Errc::kExhausted) return;
-    answers_.pop_front();
+    queue.pop_front();
   }
 }
 

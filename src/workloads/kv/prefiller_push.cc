@@ -263,20 +263,31 @@ PrefillerCore::Push PrefillerCore::push_tail(Target& target) {
 }
 
 bool PrefillerCore::block(Target& target) {
-  if (!target.blocked) blocked_.push_back(&target);
+  if (!target.blocked) blocked_[target.peer].push_back(&target);
   target.blocked = true;
   return false;
 }
 
-/// First come, first served: the one that has waited longest gets the room.
+/// The decoders in turn, since the engine's queue has a share for each and a limit for all.
 void PrefillerCore::resume_blocked() {
-  while (!blocked_.empty()) {
-    Target& target = *blocked_.front();
-    blocked_.pop_front();
+  auto at = blocked_.upper_bound(first_resumed_);
+  for (size_t left = blocked_.size(); left > 0; --left) {
+    if (at == blocked_.end()) at = blocked_.begin();
+    if (left == blocked_.size()) first_resumed_ = at->first;
+    resume(at->second);
+    at = at->second.empty() ? blocked_.erase(at) : std::next(at);
+  }
+}
+
+/// First come, first served: the one that has waited longest gets the room.
+void PrefillerCore::resume(std::deque<Target*>& blocked) {
+  while (!blocked.empty()) {
+    Target& target = *blocked.front();
+    blocked.pop_front();
     target.blocked = false;
     if (advance(target)) continue;
-    blocked_.pop_back();  // it has just been put there
-    blocked_.push_front(&target);
+    blocked.pop_back();  // it has just been put there
+    blocked.push_front(&target);
     return;
   }
 }
@@ -285,7 +296,7 @@ void PrefillerCore::resume_blocked() {
 void PrefillerCore::stop(Target& target, Target::End end) {
   if (target.end == Target::End::kNone) target.end = end;
   (void)engine_.cancel(target.batch.id());
-  if (!target.blocked && !seal(target)) block(target);
+  if (!seal(target)) block(target);
 }
 
 /// False: the inbox has no room for the report.
