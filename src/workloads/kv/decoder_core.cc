@@ -454,9 +454,13 @@ void DecoderCore::due(uint64_t what) {
       for (const auto& [key, session] : sessions_) {
         if (session->number != number) continue;
         session->stall_due = {};
-        const std::map<uint64_t, Flow*> flows = session->by_serial;
-        for (const auto& [serial, flow] : flows) {
-          if (!flow->lease.in_flight()) continue;
+        std::vector<Flow*> flows;
+        for (const auto& [serial, flow] : session->by_serial) flows.push_back(flow);
+        for (const uint64_t waiting : session->waiting) {
+          if (Flow* flow = find_flow(waiting); flow != nullptr) flows.push_back(flow);
+        }
+        for (Flow* flow : flows) {
+          if (!flow->lease.in_flight() && flow->lease.state() != LeaseState::kIdle) continue;
           fail_task(*flow->task, FailCode::kStalled, flow->rank, "the prefiller does not answer");
         }
       }

@@ -240,6 +240,7 @@ class DecoderCore {
   void set_unproved(GrantSet& set);
   void session_proved(SourceSession& session);
   void peer_changed(const Event& event);
+  void watch_stall(SourceSession& session);
   void lose(SourceSession& session);
   void detach(Flow& flow);
   void drop_empty(SourceSession& session);

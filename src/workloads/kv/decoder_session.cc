@@ -361,10 +361,7 @@ void DecoderCore::peer_changed(const Event& event) {
       deadlines_.remove(session->stall_due, tagged(DueKind::kStall, session->number));
       session->stall_due = {};
     }
-    if (state == PeerState::kStalled) {
-      session->stall_due = engine_.now() + options_.patience;
-      deadlines_.add(session->stall_due, tagged(DueKind::kStall, session->number));
-    }
+    if (state == PeerState::kStalled) watch_stall(*session);
     if (state == PeerState::kConnected || state == PeerState::kStalled) {
       if (const auto info = engine_.peer_info(event.peer)) {
         session->message_bytes_max = info->message_bytes_max;
@@ -374,6 +371,12 @@ void DecoderCore::peer_changed(const Event& event) {
     }
     if (state >= PeerState::kLost) lose(*session);
   }
+}
+
+/// The peer is stalled: its requests have `patience` from now on.
+void DecoderCore::watch_stall(SourceSession& session) {
+  session.stall_due = later(engine_.now(), options_.patience);
+  deadlines_.add(session.stall_due, tagged(DueKind::kStall, session.number));
 }
 
 void DecoderCore::lose(SourceSession& session) {

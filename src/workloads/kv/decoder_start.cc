@@ -221,6 +221,10 @@ Result<SourceSession*> DecoderCore::session_for(const Source& source) {
   if (info->state >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "sources: this peer is lost", native_value(source.rank));
   }
+  const auto known = sessions_.find({peer, source.channel});
+  if (known != sessions_.end() && known->second->lost) {
+    return fail(Errc::kPeerLost, "sources: this peer is lost", native_value(source.rank));
+  }
   auto& session = sessions_[{peer, source.channel}];
   if (session == nullptr) {
     session = std::make_unique<SourceSession>();
@@ -394,7 +398,13 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
     flow->session->waiting.push_back(flow->number);
     sessions.push_back(flow->session);
   }
-  for (SourceSession* session : sessions) pump(*session);
+  for (SourceSession* session : sessions) {
+    const auto info = engine_.peer_info(session->peer);
+    const bool stalled = info && info->state == PeerState::kStalled;
+    // Requests before it were given up, or its stall was over before this decoder knew it.
+    if (stalled && session->stall_due == Nanos{}) watch_stall(*session);
+    pump(*session);
+  }
   update(task);  // everything may be cached
   erase_ended();
   wake();
