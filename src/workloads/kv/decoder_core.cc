@@ -239,7 +239,7 @@ void DecoderCore::handle(const Event& event) {
       wake_pending_ = false;
       return;
     case TagKind::kDispatch:
-      if (flow == nullptr || event.code == Errc::kOk) return;
+      if (flow == nullptr || flow->session == nullptr || event.code == Errc::kOk) return;
       if (event.code == Errc::kPeerLost) {
         lose(*flow->session);
       } else {
@@ -367,10 +367,13 @@ void DecoderCore::count_code(Flow& flow, Errc code) {
       return counter_met(flow);
     case Errc::kCancelled:
       return apply(flow, flow.lease.expectation_ended(), FailCode::kNone);
-    case Errc::kPeerLost:
+    case Errc::kPeerLost: {
+      SourceSession* session = flow.session;
       apply(flow, flow.lease.expectation_ended(), FailCode::kNone);
       // The session's own event may come later, and until then a grant could only be revoked.
-      return lose(*flow.session);
+      if (session != nullptr) lose(*session);
+      return;
+    }
     default:
       return apply(flow, flow.lease.poisoned(), FailCode::kPoisoned, to_string(code));
   }
@@ -418,6 +421,7 @@ void DecoderCore::check_counts(Flow& flow) {
 }
 
 bool DecoderCore::is_final(const Flow& flow) const {
+  if (flow.session == nullptr) return true;  // quiet
   const auto info = engine_.peer_info(flow.session->peer);
   return info && info->count_is_final;
 }

@@ -86,8 +86,8 @@ struct FlowCounter {
 struct Flow {
   uint64_t number = 0;
   Task* task = nullptr;
-  SourceSession* session = nullptr;
-  GrantSet* set = nullptr;  ///< from the dispatch until the lease is quiet
+  SourceSession* session = nullptr;  ///< until the lease is quiet
+  GrantSet* set = nullptr;           ///< from the dispatch until then
   uint32_t rank = 0;
   Lease lease{};
   uint64_t total = 0;

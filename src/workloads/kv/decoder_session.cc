@@ -404,6 +404,7 @@ void DecoderCore::lose(SourceSession& session) {
 /// The lease of the flow is quiet: it is no part of a set or a session any more.
 void DecoderCore::detach(Flow& flow) {
   SourceSession& session = *flow.session;
+  flow.session = nullptr;  // it may be gone before the last report about the flow comes
   draining_.erase(flow.number);
   retries_.erase(flow.number);
   clear_due(flow);
