@@ -197,9 +197,11 @@ DecoderStats DecoderCore::stats() const {
 
 void DecoderCore::work() {
   Event batch[64];
-  while (events_.size() < kDecodeEventsMax) {
+  // Bounded, also when a peer sends faster than this reads. The rest is for the next call.
+  for (uint32_t taken = 0; events_.size() < kDecodeEventsMax && taken < options_.inbox_depth;) {
     const uint32_t n = inbox_.poll(batch);
     if (n == 0) break;
+    taken += n;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);
@@ -471,6 +473,8 @@ void DecoderCore::due(uint64_t what) {
       return;
     case DueKind::kDrain:
       drain_check_ = {};  // work() compares, and sets the next one
+      return;
+    case DueKind::kGrants:
       return;
   }
 }

@@ -58,6 +58,7 @@ enum class DueKind : uint8_t {
   kTask,      ///< the deadline of a request
   kStall,     ///< a source session has been stalled for DecoderOptions::patience
   kDrain,     ///< compare the counts of draining flows again
+  kGrants,    ///< make a grant set after a failure: work() does so
 };
 
 template <class Kind>
@@ -158,6 +159,8 @@ struct SourceSession {
   uint32_t next_generation = 1;
   uint32_t message_bytes_max = 0;
   Nanos stall_due{};
+  Nanos grants_due{};  ///< after a failure: when to try again to make a set; 0: at once
+  Error grants_error{};
   std::map<uint64_t, Flow*> by_serial{};
   std::deque<uint64_t> waiting{};  ///< flows that are not dispatched yet
   std::map<uint64_t, std::unique_ptr<GrantSet>> sets{};

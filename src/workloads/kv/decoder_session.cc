@@ -5,6 +5,11 @@
 // What a decoder sends to a prefiller, and how it proves that a prefiller cannot write any more.
 
 namespace fabric::kv::decode {
+namespace {
+
+constexpr Nanos kGrantsRetry{100'000'000};
+
+}  // namespace
 
 // ---- Out ----------------------------------------------------------------------------------------
 
@@ -152,7 +157,17 @@ Result<GrantSet*> DecoderCore::choose_set(SourceSession& session) {
     if (best == nullptr || set->flows.size() < best->flows.size()) best = set.get();
   }
   if (best != nullptr && (best->flows.empty() || live >= options_.grants_per_peer)) return best;
+  // Each try may register and revoke all regions.
+  if (engine_.now() < session.grants_due) {
+    if (best != nullptr) return best;
+    return session.grants_error;
+  }
   auto made = make_set(session);
+  if (!made) {
+    session.grants_error = made.error();
+    session.grants_due = later(engine_.now(), kGrantsRetry);
+    deadlines_.add(session.grants_due, tagged(DueKind::kGrants, session.number));
+  }
   // Fewer sets than wanted share more requests; that is no reason to refuse one.
   if (!made && best != nullptr) return best;
   return made;

@@ -352,6 +352,12 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
     (*flow)->task = task.get();
     task->flows.push_back(*std::move(flow));
   }
+  // Each armed expectation holds a slot of the inbox. Answers need some, or nothing ever ends.
+  const uint64_t flows_max = options_.inbox_depth - options_.inbox_depth / 4;
+  if (flows_.size() + task->flows.size() > flows_max) {
+    return fail(Errc::kExhausted, "inbox_depth: three quarters of it are in use by requests",
+                native_value(flows_max));
+  }
   if (auto ok = lease_pages(*task); !ok) return ok;
   begin(std::move(task), request.deadline == Nanos{} ? options_.deadline : request.deadline);
   return {};

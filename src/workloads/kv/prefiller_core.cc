@@ -239,9 +239,11 @@ PrefillerStats PrefillerCore::stats() const {
 
 void PrefillerCore::work() {
   Event batch[64];
-  while (events_.size() < kEventsMax) {
+  // Bounded, also when a peer sends faster than this reads. The rest is for the next call.
+  for (uint32_t taken = 0; events_.size() < kEventsMax && taken < options_.inbox_depth;) {
     const uint32_t n = inbox_.poll(batch);
     if (n == 0) break;
+    taken += n;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);
