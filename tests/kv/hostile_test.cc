@@ -45,7 +45,8 @@ Layout two_groups(const std::vector<uint32_t>& which) {
 
 class BareDecoder {
  public:
-  BareDecoder(sim::World& world, const Side& prefill, const Layout& decode, std::string_view address)
+  BareDecoder(sim::World& world, const Side& prefill, const Layout& decode,
+              std::string_view address)
       : node(world.add_node()),
         layout(decode),
         engine(*world.open(node, fabric::test::short_timeouts_config())),
@@ -149,8 +150,8 @@ class KvHostile : public testing::Test {
   }
   virtual Config config() const { return fabric::test::short_timeouts_config(); }
   BareDecoder& add_decoder() {
-    decoders.push_back(std::make_unique<BareDecoder>(world, options.side, decode_layout,
-                                                     engine->address_text()));
+    decoders.push_back(
+        std::make_unique<BareDecoder>(world, options.side, decode_layout, engine->address_text()));
     return *decoders.back();
   }
   void run(Nanos time = 20ms) {
@@ -266,8 +267,8 @@ TEST_F(KvHostile, PagesAfterACachedPrefixGoWhereTheyBelong) {
   one.cached_tokens = {2 * kPageTokens};
   one.pages = {{.first = 2, .ids = {5}}};
   decoder.dispatch(one);
-  ASSERT_TRUE(prefiller->offer(
-      {.id = "r", .prompt_tokens = 3 * kPageTokens, .pages = {{7, 8, 9}}}));
+  ASSERT_TRUE(
+      prefiller->offer({.id = "r", .prompt_tokens = 3 * kPageTokens, .pages = {{7, 8, 9}}}));
   run();
   const PassEntry entry{.id = "r", .tokens = {0, 3 * kPageTokens}};
   ASSERT_TRUE(prefiller->layer_done(*prefiller->pass({&entry, 1}) + kLayers));
@@ -409,7 +410,8 @@ class KvStoppedDecoder : public KvHostile {
     config.ops_max = 64;
     return config;
   }
-  static constexpr uint32_t kRequests = 40;  ///< of one page and two writes: more than there is room
+  static constexpr uint32_t kRequests =
+      40;  ///< of one page and two writes: more than there is room
   void ask(BareDecoder& decoder, const std::string& name) {
     decoder.introduce();
     for (uint32_t i = 0; i < kRequests; ++i) {

@@ -302,6 +302,7 @@ void KvCluster::make_decoder() {
   opened.fence_timeout = options.fence_timeout;
   opened.grants_per_peer = options.grants_per_peer;
   opened.reserve_pages = options.reserve_pages;
+  opened.inbox_depth = options.inbox_depth;
   decoder.emplace(*Decoder::open(*engine, opened));
   side = *decoder->add_prefill(cache_side(options.sources, options.pages, options.layers));
 }

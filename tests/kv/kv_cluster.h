@@ -47,6 +47,7 @@ struct ClusterOptions {
   uint32_t grants_per_peer = 4;
   uint32_t reserve_pages = 0;
   uint32_t ops_max = 4096;  ///< of the prefill engines
+  uint32_t inbox_depth = DecoderOptions{}.inbox_depth;
   sim::WorldOptions network{};
 };
 

@@ -12,8 +12,8 @@ namespace fabric::kv::test::lease_decoder_test {
 namespace {
 
 using Kind = DecodeEvent::Kind;
-using wire::MessageKind;
 using sim::Fault;
+using wire::MessageKind;
 
 constexpr uint32_t kPrompt = 90;
 constexpr uint64_t kTotal = 6 * 4 * 2 + 1;

@@ -115,6 +115,7 @@ TEST_F(KvReopen, ARequestToAPeerThatIsStalledAlreadyHasPatienceToo) {
 
 TEST_F(KvReopen, TimesMayBeTheLargestThereAre) {
   KvCluster cluster({.retry = false, .patience = Nanos::max(), .deadline = Nanos::max()});
+  cluster.world.run_for(1ms);  // a time after the beginning
   completes(cluster, 0);
   ASSERT_TRUE(cluster.start("cancelled", kPrompt));
   ASSERT_TRUE(cluster.decoder->cancel("cancelled"));

@@ -91,7 +91,8 @@ bool DecoderCore::send_hello(SourceSession& session) {
   return session.hello_sent;
 }
 
-/// The prefiller may know nothing of this decoder: it is told again before the next dispatch.
+/// The prefiller may know nothing of this decoder: HELLO and the grants go out again before the
+/// next dispatch.
 void DecoderCore::hello_lost(SourceSession& session) {
   session.hello_sent = false;
   for (const auto& [number, set] : session.sets) set->sent = 0;
@@ -139,8 +140,8 @@ bool DecoderCore::send_grants(GrantSet& set) {
       if (bytes > most) break;
       part.descs.push_back(set.grants[i].desc);
     }
-    const auto sent =
-        send(session, wire::encode_grants(options_.channel, part), tagged(TagKind::kGrants, set.number));
+    const auto sent = send(session, wire::encode_grants(options_.channel, part),
+                           tagged(TagKind::kGrants, set.number));
     if (!sent && sent.error().code == Errc::kExhausted) return false;
     set.sent += static_cast<uint32_t>(part.descs.size());
   }

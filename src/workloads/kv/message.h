@@ -12,7 +12,7 @@
 // What a decoder and a prefiller send each other: versioned little-endian bytes. Messages of one
 // session and channel arrive in the order of their submits; with writes they have no order.
 //
-// To the prefiller, on its channel: HELLO (the layout, before anything else), GRANTS (descriptors of
+// To the prefiller, on its channel: HELLO (the layout, before all others), GRANTS (descriptors of
 // a grant set, in parts), DISPATCH, CANCEL. Each names the channel on which the decoder listens. To
 // the decoder: ACCEPT, REFUSE, CONFIRM (the answer to CANCEL), FAILED, QUIET.
 //

@@ -94,7 +94,7 @@ struct Target {
   std::shared_ptr<const ImportedSet> regions{};
   RequestTokens tokens{};
   std::vector<wire::GroupPages> pages{};  ///< of the decoder, for each group of the plan
-  std::vector<CounterKey> layer_keys{};        ///< for each step; empty: `counter_key` for all
+  std::vector<CounterKey> layer_keys{};   ///< for each step; empty: `counter_key` for all
   CounterKey counter_key{};
   CounterKey tail_key{};
   bool wants_quiet = false;

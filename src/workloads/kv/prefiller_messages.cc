@@ -431,8 +431,7 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
 /// One write of unknown fate: the decoder has to fence.
 void PrefillerCore::cancel_unknown(DecoderSession& session, uint64_t serial) {
   ++stats_.stale_messages;
-  send(session,
-       wire::encode_ended(options_.channel, wire::MessageKind::kConfirm, {serial, 0, 1}));
+  send(session, wire::encode_ended(options_.channel, wire::MessageKind::kConfirm, {serial, 0, 1}));
 }
 
 // ---- Answers ------------------------------------------------------------------------------------
