@@ -328,6 +328,13 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
   if (live_ >= options_.requests_max) {
     return fail(Errc::kExhausted, "requests_max", native_value(options_.requests_max));
   }
+  // Each armed expectation holds a slot of the inbox. Answers need some, or nothing ever ends.
+  const size_t flows = checked->total == 0 ? 0 : checked->counts.size();
+  const uint64_t flows_max = options_.inbox_depth - options_.inbox_depth / 4;
+  if (flows_.size() + flows > flows_max) {
+    return fail(Errc::kExhausted, "inbox_depth: three quarters of it are in use by requests",
+                native_value(flows_max));
+  }
   if (auto ok = check_reserve(request); !ok) return ok;
   auto written = written_pages(request, *checked);
   if (!written) return written.error();
@@ -351,12 +358,6 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
     if (!flow) return flow.error();
     (*flow)->task = task.get();
     task->flows.push_back(*std::move(flow));
-  }
-  // Each armed expectation holds a slot of the inbox. Answers need some, or nothing ever ends.
-  const uint64_t flows_max = options_.inbox_depth - options_.inbox_depth / 4;
-  if (flows_.size() + task->flows.size() > flows_max) {
-    return fail(Errc::kExhausted, "inbox_depth: three quarters of it are in use by requests",
-                native_value(flows_max));
   }
   if (auto ok = lease_pages(*task); !ok) return ok;
   begin(std::move(task), request.deadline == Nanos{} ? options_.deadline : request.deadline);
