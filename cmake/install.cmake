@@ -36,7 +36,7 @@ cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX
 configure_file(cmake/fabric-lib.pc.in ${PROJECT_BINARY_DIR}/fabric-lib.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/fabric-lib.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# A component of its own: who does not ask for it needs nothing of what it needs.
+# A separate component, so that consumers that do not request it do not need libcurl.
 if(FABRIC_HAS_ETCD)
   set(installed_etcd fabric_etcd)
   if(FABRIC_SHARED)

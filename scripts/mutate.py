@@ -569,9 +569,9 @@ def run_sample(judge, report, order, count, jobs):
 
     def wanted():
         with lock:
-            settled = sum(1 for m in sample if m not in report.fates
+            decided = sum(1 for m in sample if m not in report.fates
                           or report.fates[m].fate in COUNTED)
-            mutant = next(queue, None) if settled < count else None
+            mutant = next(queue, None) if decided < count else None
             if mutant:
                 sample.append(mutant)
             return mutant

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """test.py PRESET ...: builds the presets, then runs the tests of all of them in one ctest.
 
-The seconds of each build and of its tests are printed before ctest's own summary, which stays the
-last thing printed.
+The seconds of each build, and of its tests by ctest label, are printed before ctest's own summary,
+which stays the last thing printed.
 """
 
 import collections
+import json
 import pathlib
 import re
 import subprocess
@@ -31,11 +32,32 @@ def build_of(test):
     return prefix if prefix in SANITIZED else "release"
 
 
+def labels_of(folder):
+    """The label of every test, by name; several are joined, so that each test counts once."""
+    listed = subprocess.run(["ctest", "--test-dir", folder, "--show-only=json-v1"],
+                            stdout=subprocess.PIPE, check=True)
+    found = {}
+    for test in json.loads(listed.stdout)["tests"]:
+        labels = [label for each in test.get("properties", []) if each["name"] == "LABELS"
+                  for label in each["value"]]
+        found[test["name"]] = "+".join(labels) or "no label"
+    return found
+
+
 def table(building, testing):
-    lines = [f"{'build':<10}{'building':>12}{'its tests':>14}"]
-    for preset, seconds in building.items():
-        lines.append(f"{preset:<10}{seconds:>10.0f} s{testing[preset]:>12.0f} s")
-    return "\n".join(lines) + "\n"
+    """`testing`: seconds by (build, label)."""
+    def row(name, cells):
+        return f"{name:<16}" + "".join(f"{cell:>12}" for cell in cells) + "\n"
+
+    def seconds(keep):
+        return [f"{sum(s for key, s in testing.items() if key[0] == preset and keep(key[1])):.0f} s"
+                for preset in building]
+
+    text = row("", building) + row("building", [f"{s:.0f} s" for s in building.values()])
+    text += row("its tests", seconds(lambda label: True))
+    for label in sorted({label for _, label in testing}):
+        text += row("  " + label, seconds(lambda of, label=label: of == label))
+    return text
 
 
 def run(presets, building):
@@ -44,12 +66,17 @@ def run(presets, building):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "CTestTestfile.cmake").write_text(
         "".join(f'subdirs("../{preset}")\n' for preset in presets))
+    try:
+        labels = labels_of(folder)
+    except subprocess.CalledProcessError as failed:
+        return failed.returncode
     testing = collections.Counter()
     ctest = subprocess.Popen(["ctest", "--test-dir", folder, "--output-on-failure"],
                              stdout=subprocess.PIPE, text=True, errors="replace")
     for line in ctest.stdout:
         if result := RESULT.match(line):
-            testing[build_of(result.group(1))] += float(result.group(2))
+            test = result.group(1)
+            testing[build_of(test), labels.get(test, "no label")] += float(result.group(2))
         elif SUMMARY.match(line):
             print(table(building, testing))
         print(line, end="", flush=True)

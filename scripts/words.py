@@ -75,6 +75,9 @@ WORDS = (
     Out("story stories trouble troubles", "plan: Plan; fault: Fault", but=CHANGELOG),
     Out("ghost ghosts crowd crowds", "stale or silent peer; a set, many peers", but=CORPUS),
     Out("resting suspect suspects", "backing off (kBackingOff), needs_probe"),
+    # Peers, reports, counters, directories: each settled in a sense of its own.
+    Out("settle settles settled settling",
+        "reconcile (in doubt), flush (reports), wait_idle, reap an expectation, warm up (a seed)"),
 )
 
 # Ordinary words as names in a private sense: whole identifiers of code, and of `code` in documents.

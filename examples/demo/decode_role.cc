@@ -85,7 +85,7 @@ class DecodeRole {
             .patience = options.peer_timeout};
   }
 
-  /// Everything but computing: called between layers too.
+  /// All work except computing; also called between layers.
   void poll() {
     while (const auto command = member_.control().try_read()) take(*command);
     member_.directory().poll();
@@ -104,12 +104,12 @@ class DecodeRole {
     leave();
   }
 
-  /// Asks the router for no more requests, then leaves the directory: the router takes a decoder
-  /// that vanishes for dead, and sends its requests again.
+  /// Asks the router to send no more requests, then leaves the directory: the router considers a
+  /// decoder that vanishes dead, and sends its requests again.
   void leave() {
     if (leaving_ != Leaving::kNo) return;
     leaving_ = Leaving::kAsked;
-    if (!router_) return no_more_requests();  // none has come yet
+    if (!router_) return no_more_requests();  // none has arrived yet
     member_.send(router_, {.kind = ServeMessage::Kind::kLeaving});
   }
 

@@ -4,7 +4,7 @@
 
 #include "scenario.h"
 
-// The final checks: what must hold, next to what was measured.
+// The final checks: each states a condition and the measured values.
 
 namespace demo {
 
@@ -21,7 +21,12 @@ std::string grouped(uint64_t number) {
   return out;
 }
 
-/// Attempts that a prefiller did not complete because of what happened to it.
+/// "1 attempt", "2 attempts".
+std::string counted(uint64_t number, const char* what) {
+  return grouped(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+/// Attempts that a prefiller did not complete because it was killed or stopped.
 struct Interrupted {
   uint64_t attempts = 0;
   int64_t last_failed_ns = 0;
@@ -88,9 +93,9 @@ class FinalChecks {
     for (const auto& [reason, count] : reasons) {
       why += (why.empty() ? ": " : ", ") + std::to_string(count) + " " + reason;
     }
-    check(open == 0 && failed > 0, "sent again: %s requests, %s attempts failed%s; %s not answered",
-          grouped(records_.sent_again()).c_str(), grouped(failed).c_str(), why.c_str(),
-          grouped(open).c_str());
+    check(open == 0 && failed > 0, "sent again: %s, %s failed%s; %s not answered",
+          counted(records_.sent_again(), "request").c_str(), counted(failed, "attempt").c_str(),
+          why.c_str(), grouped(open).c_str());
   }
 
   Interrupted interrupted(const std::string& prefiller, int64_t from_ns, int64_t to_ns) const {
@@ -116,11 +121,12 @@ class FinalChecks {
     const int64_t at_ns = outcome_.killed_ns;
     if (at_ns == 0) return check(false, "killed: no prefiller");
     const Interrupted seen = interrupted(outcome_.killed, at_ns, INT64_MAX);
-    check(
-        seen.attempts > 0 && seen.all_answered && seen.all_pages_free,
-        "killed: %s; %llu attempts failed in %.0f ms, pages proved quiet in %.0f, answered in %.0f",
-        outcome_.killed.c_str(), ull{seen.attempts}, millis(seen.last_failed_ns - at_ns),
-        millis(seen.last_pages_free_ns - at_ns), millis(seen.last_answer_ns - at_ns));
+    check(seen.attempts > 0 && seen.all_answered,
+          "killed: %s; %s failed after %.0f ms, all requests answered after %.0f ms",
+          outcome_.killed.c_str(), counted(seen.attempts, "attempt").c_str(),
+          millis(seen.last_failed_ns - at_ns), millis(seen.last_answer_ns - at_ns));
+    check(seen.all_pages_free, "killed: %s; pages proved quiet after %.0f ms",
+          outcome_.killed.c_str(), millis(seen.last_pages_free_ns - at_ns));
   }
 
   void check_stop() {
@@ -129,9 +135,9 @@ class FinalChecks {
     const Interrupted seen = interrupted(outcome_.stopped, at_ns, INT64_MAX);
     check(seen.attempts > 0 && seen.all_answered && seen.all_pages_free &&
               seen.last_pages_free_ns < outcome_.continued_ns,
-          "zombie: %s stopped %.1f s; %llu attempts failed, pages proved quiet after %.1f s",
-          outcome_.stopped.c_str(), millis(outcome_.continued_ns - at_ns) / 1e3, ull{seen.attempts},
-          millis(seen.last_pages_free_ns - at_ns) / 1e3);
+          "paused: %s for %.1f s; %s failed, pages proved quiet after %.1f s",
+          outcome_.stopped.c_str(), millis(outcome_.continued_ns - at_ns) / 1e3,
+          counted(seen.attempts, "attempt").c_str(), millis(seen.last_pages_free_ns - at_ns) / 1e3);
   }
 
   void check_join() {
@@ -144,7 +150,7 @@ class FinalChecks {
         if (first_ns == 0 || attempt.complete_ns < first_ns) first_ns = attempt.complete_ns;
       }
     }
-    check(requests > 0, "joined: %s had completed its first prompt after %.0f ms, %llu in all",
+    check(requests > 0, "joined: %s completed its first prompt after %.0f ms, %llu in total",
           outcome_.joined.c_str(), millis(first_ns - outcome_.joined_ns), ull{requests});
   }
 
@@ -159,9 +165,10 @@ class FinalChecks {
       }
     }
     check(process.finished.count > 0 && process.finished.extra == process.finished.count,
-          "drained: %s answered %llu more requests and left after %.0f ms, %llu of %llu pages free",
-          outcome_.drained.c_str(), ull{after}, millis(outcome_.left_ns - outcome_.drained_ns),
-          ull{process.finished.extra}, ull{process.finished.count});
+          "drained: %s answered %s more and left after %.0f ms, %llu of %llu pages free",
+          outcome_.drained.c_str(), counted(after, "request").c_str(),
+          millis(outcome_.left_ns - outcome_.drained_ns), ull{process.finished.extra},
+          ull{process.finished.count});
   }
 
   void check_pages() {
@@ -174,12 +181,12 @@ class FinalChecks {
       lost += process->finished.count - process->finished.extra;
       touched += process->finished.wrong;
     }
-    check(all && pages > 0 && lost == 0, "pages: %s in all, pages lost %s", grouped(pages).c_str(),
+    check(all && pages > 0 && lost == 0, "pages: %s total, %s lost", grouped(pages).c_str(),
           grouped(lost).c_str());
-    check(all && touched == 0, "canary: freed pages touched %s", grouped(touched).c_str());
+    check(all && touched == 0, "canary: %s touched", counted(touched, "freed page").c_str());
   }
 
-  /// How long after the last layer was computed everything was there.
+  /// The part of the transfer that compute did not hide.
   void report_overlap() {
     std::vector<double> after;
     uint64_t bytes = 0;
@@ -191,7 +198,8 @@ class FinalChecks {
       }
     }
     std::ranges::sort(after);
-    check(!after.empty(), "overlap: %.1f MB of cache; all there %.2f ms after the last layer (p50)",
+    check(!after.empty(),
+          "overlap: %.1f MB of cache; transfer complete %.2f ms after the last layer (p50)",
           static_cast<double>(bytes) / 1e6, after.empty() ? 0.0 : after[after.size() / 2]);
   }
 

@@ -97,7 +97,7 @@ void Member::send(fabric::PeerId peer, const ServeMessage& message) {
                                   .channel = kServeChannel,
                                   .bytes = bytes,
                                   .notify = fabric::Notify::inbox(inbox_, message.request)});
-  // A lost peer, most of the time; to the caller it is the same as a message that did not arrive.
+  // Usually a lost peer, which the caller treats like a message that did not arrive.
   if (!sent) undelivered_.push_back(message.request);
 }
 

@@ -30,7 +30,7 @@ using Kind = MessageHeader::Kind;
 using transformer::ForwardPass;
 using transformer::Sequence;
 
-/// One attempt of a request. Its pages are read by the network until all ranks are through with it.
+/// One attempt of a request. The network reads its pages until every decode rank is quiet.
 struct Job {
   std::string id{};
   uint32_t attempt = 0;
@@ -75,7 +75,7 @@ class PrefillRole {
   }
 
  private:
-  /// Everything but computing: called between layers too.
+  /// All work except computing; also called between layers.
   void poll() {
     while (const auto command = member_.control().try_read()) take(*command);
     member_.directory().poll();
@@ -112,7 +112,7 @@ class PrefillRole {
     const auto at = jobs_.find(key);
     switch (event.kind) {
       case kv::PrefillEvent::Kind::kDispatched:
-        // The first rank that is asked begins for all of them.
+        // The first rank to receive the dispatch starts the attempt for all of them.
         if (at != jobs_.end() || over_.contains(key)) return;
         jobs_[key] = {.id = event.id,
                       .attempt = event.attempt,
@@ -134,7 +134,7 @@ class PrefillRole {
     }
   }
 
-  /// One rank is asked to stop, or cannot go on: the other ranks need not go on either.
+  /// One rank was cancelled or has failed: the other ranks stop as well.
   void cancel(Job& job) {
     if (job.cancelled) return;
     job.cancelled = true;
@@ -159,7 +159,7 @@ class PrefillRole {
     while (!queue_.empty()) {
       const auto at = jobs_.find(queue_.front());
       if (at == jobs_.end() || at->second.cancelled || at->second.computed) {
-        // One that was cancelled before its offer has nothing that the ranks could report.
+        // Cancelled before its offer: no rank will report it.
         if (at != jobs_.end() && !at->second.offered) jobs_.erase(at);
         queue_.pop_front();
         continue;
@@ -197,7 +197,7 @@ class PrefillRole {
                                        .prompt_tokens = length,
                                        .pages = {sequence.pages}});
       if (offered) continue;
-      // Cancelled already; the rank has nothing of it to report.
+      // Already cancelled: the rank will not report it.
       if (offered.error().code != fabric::Errc::kCancelled) need(offered, "offer");
       ++job.ranks_free;
       job.cancelled = true;
@@ -214,7 +214,7 @@ class PrefillRole {
     std::vector<uint64_t> steps;
     for (kv::Prefiller& rank : ranks_) {
       const auto first = rank.pass(std::span(&entry, 1));
-      // kNotFound: it is over at this rank, which has reported that or will.
+      // kNotFound: it has ended at this rank, which has reported that or will.
       steps.push_back(first ? *first : UINT64_MAX);
       if (!first && first.error().code != fabric::Errc::kNotFound) need(first, "pass");
     }

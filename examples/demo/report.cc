@@ -33,8 +33,8 @@ td.number, th.number { text-align: right; }
 summary { cursor: pointer; margin: 0.6em 0; }
 )";
 
-// Looks at the laid out page and writes down what is wrong with it, for the test that opens the
-// page in a browser: labels outside of their picture, pictures without size.
+// Checks the rendered page and records what is wrong with it, for the test that opens it in a
+// browser: labels outside of their picture, pictures without size.
 constexpr const char* kScript = R"(
 window.addEventListener("load", () => {
   const wrong = [];
@@ -77,7 +77,8 @@ constexpr const char* kKeys =
     "<span class=\"key\" style=\"background:#d1242f;opacity:0.35\"></span>"
     "its pages, until proved quiet. Point at a bar for its request.</p>\n";
 
-/// The request of the median time to the first token among those that went well at once.
+/// The request of the median time to the first token among those answered on the first
+/// attempt.
 uint64_t typical_request(const Records& records) {
   std::vector<std::pair<int64_t, uint64_t>> times;
   for (const auto& [number, request] : records.requests) {
@@ -91,10 +92,11 @@ uint64_t typical_request(const Records& records) {
 std::string layers_section(const Records& records, const Outcome& outcome) {
   const uint64_t typical = typical_request(records);
   std::string out = "<h2>Compute and transfer, layer by layer</h2>\n";
-  if (typical == 0) return out + "<p>No request was answered at once.</p>\n";
-  out += "<p>Request " + std::to_string(typical) +
-         ", the median of those that were answered at once. A layer is sent while the next one is "
-         "computed; the decoder waits only for the last.</p>\n";
+  if (typical == 0) return out + "<p>No request was answered on the first attempt.</p>\n";
+  out +=
+      "<p>Request " + std::to_string(typical) +
+      ", the median of those answered on the first attempt. A layer is sent while the next one is "
+      "computed; the decoder waits only for the last.</p>\n";
   return out + draw_request(typical, records.requests.at(typical), outcome.workload.model.layers);
 }
 

@@ -11,7 +11,7 @@
 #include "workload.h"
 
 // The router: the seed of the directory, and the source of the requests. For each it picks a
-// prefiller, by load and by the beginning of the prompt, and the decoder with the fewest requests.
+// prefiller, by load and by the prefix of the prompt, and the decoder with the fewest requests.
 // When a decoder reports that an attempt has failed, the router picks again.
 
 namespace demo {
@@ -85,7 +85,7 @@ class RouterRole {
     }
     view_ = view;
     picker_.update(view);
-    // A decoder that is gone without having said so takes its requests with it.
+    // A decoder that vanished without a leave has lost its requests: send them again.
     for (auto& [number, request] : open_) {
       if (request.placed && view_.find(request.decoder.engine_id) == nullptr &&
           !leaving_.contains(request.decoder.engine_id)) {
@@ -130,8 +130,8 @@ class RouterRole {
     if (open_.size() >= open_max_ || now_ns() < next_ns_) return;
     next_ns_ = now_ns() + interval_ns_;
     const uint64_t number = ++submitted_;
-    // A stride that has no divisor in common with the number of prompts: all of them, in an order
-    // that changes the common beginning each time.
+    // The stride is coprime to the number of prompts: visits all of them, in an order in which
+    // neighbouring requests have different prefixes.
     OpenRequest& request = open_[number];
     request.prompt = static_cast<uint32_t>(number * 11 % kPrompts);
     member_.control().send(
@@ -148,12 +148,12 @@ class RouterRole {
   void place(uint64_t number, OpenRequest& request) {
     const kv::Member* decoder = least_busy_decoder();
     if (decoder == nullptr) return;
-    // Three of four go where their beginning is cached; the others go by load alone, so that every
-    // prefiller gets some however few beginnings there are.
+    // Three of four are sent to where their prefix is cached; the others go by load alone, so that
+    // every prefiller gets requests even when there are few prefixes.
     const std::string beginning = number % 4 == 0 ? "" : std::to_string(request.prompt / kGroup);
     auto pick = picker_.pick({.prefix = beginning, .except = request.tried});
     if (!pick) {
-      request.tried.clear();  // all have been tried: any that is there now may be tried again
+      request.tried.clear();  // all have been tried: the next pick may take any of them again
       return;
     }
     const auto peer = member_.engine().connect(decoder->address);

@@ -65,7 +65,7 @@ class Scenario {
     for (const auto& process : supervisor_.processes()) {
       if (process->role == Role::kRouter) continue;
       if (!supervisor_.run_until([&] { return process->listed; })) {
-        return missed(process->name + " in the directory");
+        return missed("the directory to list " + process->name);
       }
     }
     pace(kRequestNs, kOpenMax);
@@ -78,13 +78,15 @@ class Scenario {
     Process& victim = supervisor_[outcome_.killed];
     victim.may_end = true;
     send(victim, Kind::kKill);
-    if (!supervisor_.run_until([&] { return victim.ended; })) return missed("the kill");
+    if (!supervisor_.run_until([&] { return victim.ended; }))
+      return missed("the kill of " + victim.name);
     outcome_.killed_ns = victim.stopping.at_ns;
     victim.state = "killed";
     supervisor_.note(victim.name, "is killed (SIGKILL) in layer " +
                                       std::to_string(victim.stopping.code) + " of request " +
                                       std::to_string(victim.stopping.request));
-    if (!supervisor_.run_until([&] { return !victim.listed; })) return missed("its loss");
+    if (!supervisor_.run_until([&] { return !victim.listed; }))
+      return missed("the directory to drop " + victim.name);
     if (!answered(victim.stopping.request)) return false;
     run(1.5);
     return true;
@@ -99,13 +101,13 @@ class Scenario {
     return true;
   }
 
-  /// The zombie: stopped past its lease, so that its requests are given to another prefiller, then
-  /// continued in the middle of the prompt.
+  /// Stopped past its lease, so that its requests are sent to another prefiller, then continued in
+  /// the middle of the prompt: its late writes must not land.
   bool stop_one() {
     Process& process = supervisor_[outcome_.stopped];
     send(process, Kind::kStop);
     if (!supervisor_.run_until([&] { return process.stopping.at_ns > 0; })) {
-      return missed("the stop");
+      return missed("the stop of " + process.name);
     }
     outcome_.stopped_ns = process.stopping.at_ns;
     process.state = "stopped";
@@ -118,9 +120,10 @@ class Scenario {
     outcome_.continued_ns = now_ns();
     process.child->signal(SIGCONT);
     supervisor_.note(process.name, "continues (SIGCONT)");
-    if (!lost) return missed("the loss of the stopped prefiller");
+    if (!lost) return missed("the directory to drop " + process.name);
     if (!served) return false;
-    if (!supervisor_.run_until([&] { return process.listed; })) return missed("its return");
+    if (!supervisor_.run_until([&] { return process.listed; }))
+      return missed("the directory to list " + process.name + " again");
     process.state = "serving";
     if (!answered_by(process.name, outcome_.continued_ns)) return false;
     run(1.0);
@@ -133,7 +136,8 @@ class Scenario {
     process.state = "draining";
     supervisor_.note(process.name, "is drained");
     send(process, Kind::kDrain);
-    if (!supervisor_.run_until([&] { return process.ended; })) return missed("its end");
+    if (!supervisor_.run_until([&] { return process.ended; }))
+      return missed("the end of " + process.name);
     outcome_.left_ns = now_ns();
     process.state = "left";
     supervisor_.note(process.name, "has left");
@@ -178,7 +182,7 @@ class Scenario {
            missed("the answer to request " + std::to_string(request));
   }
 
-  /// Waits until a request is complete that the prefiller has computed after `since_ns`.
+  /// Waits until the prefiller has completed a request that it started after `since_ns`.
   bool answered_by(const std::string& prefiller, int64_t since_ns = 0) {
     return supervisor_.run_until([&] {
       return std::ranges::any_of(supervisor_.records().requests, [&](const auto& request) {
@@ -187,11 +191,11 @@ class Scenario {
                  attempt.second.complete_ns > 0;
         });
       });
-    }) || missed("a request that " + prefiller + " completed");
+    }) || missed(prefiller + " to complete a request");
   }
 
   bool missed(const std::string& what) {
-    supervisor_.note("", "not seen in time: " + what);
+    supervisor_.note("", "timed out waiting for " + what);
     return false;
   }
 

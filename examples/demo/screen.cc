@@ -76,31 +76,30 @@ void Screen::erase() {
   drawn_ = 0;
 }
 
-/// At most 80 columns: lines that wrap could not be erased correctly.
+/// At most 80 columns: a line that wraps could not be erased correctly.
 void Screen::draw(double seconds, const Totals& totals, const std::vector<Row>& rows) {
   std::printf("\n%6.1f s: %llu requests, %llu answered, %llu sent again, %llu members\n", seconds,
               static_cast<unsigned long long>(totals.submitted),
               static_cast<unsigned long long>(totals.answered),
               static_cast<unsigned long long>(totals.sent_again),
               static_cast<unsigned long long>(totals.members));
-  std::printf("%-10s %7s %-9s %5s %13s %7s  %5s %5s %5s %5s\n", "", "pid", "state", "done",
-              "TTFT ms 50/99", "KV GB/s", "pages", "free", "fly", "fence");
+  std::printf("%-9s %7s %-8s %4s %13s %7s %8s %9s %7s\n", "", "pid", "state", "done",
+              "TTFT ms 50/99", "KV GB/s", "free/all", "in flight", "fencing");
   for (const Row& row : rows) {
-    const std::string state = paint(row.tone, text_of("%-9s", row.state.c_str()));
+    const std::string state = paint(row.tone, text_of("%-8s", row.state.c_str()));
     const std::string rates = row.window.requests > 0
                                   ? text_of("%6.1f/%6.1f %7.4f", row.window.p50_ms,
                                             row.window.p99_ms, row.window.gigabytes_per_second)
                                   : text_of("%13s %7s", "-", "-");
     std::string pages;
     if (row.pages > 0) {
-      pages = text_of("%5llu %5llu", static_cast<unsigned long long>(row.pages),
-                      static_cast<unsigned long long>(row.free));
+      pages = text_of(" %8s", (std::to_string(row.free) + "/" + std::to_string(row.pages)).c_str());
     }
     if (row.pages > 0 && row.decodes) {
-      pages += text_of(" %5llu %5llu", static_cast<unsigned long long>(row.flowing),
+      pages += text_of(" %9llu %7llu", static_cast<unsigned long long>(row.flowing),
                        static_cast<unsigned long long>(row.fenced));
     }
-    std::printf("%-10s %7lld %s %5llu %s  %s\n", row.name.c_str(), static_cast<long long>(row.pid),
+    std::printf("%-9s %7lld %s %4llu %s%s\n", row.name.c_str(), static_cast<long long>(row.pid),
                 state.c_str(), static_cast<unsigned long long>(row.requests), rates.c_str(),
                 pages.c_str());
   }
@@ -119,13 +118,17 @@ void Screen::line(double seconds, const Totals& totals, const std::vector<Row>& 
                             static_cast<unsigned long long>(totals.answered),
                             static_cast<unsigned long long>(totals.submitted),
                             static_cast<unsigned long long>(totals.members));
+  std::string pages =
+      text_of(", pages: %llu free, %llu in flight", static_cast<unsigned long long>(free),
+              static_cast<unsigned long long>(flowing));
+  if (fenced > 0) pages += text_of(", %llu fencing", static_cast<unsigned long long>(fenced));
   if (totals.window.requests > 0) {
-    out += text_of(", TTFT %.0f ms, KV %.4f GB/s", totals.window.p50_ms,
-                   totals.window.gigabytes_per_second);
+    out += text_of(", TTFT %.0f ms", totals.window.p50_ms);
+    const std::string rate = text_of(", KV %.4f GB/s", totals.window.gigabytes_per_second);
+    // Dropped when the line would be too long: fencing matters more at that moment.
+    if (out.size() + rate.size() + pages.size() <= kColumns) out += rate;
   }
-  out += text_of(", pages %llu free %llu fly %llu fence", static_cast<unsigned long long>(free),
-                 static_cast<unsigned long long>(flowing), static_cast<unsigned long long>(fenced));
-  std::printf("%.*s\n", static_cast<int>(kColumns), out.c_str());
+  std::printf("%.*s\n", static_cast<int>(kColumns), (out + pages).c_str());
 }
 
 }  // namespace demo

@@ -144,7 +144,7 @@ void Supervisor::take(const Message& message, Process& process) {
       break;
     case Kind::kListed:
       (*this)[message.text].listed = header.code != 0;
-      note(message.text, header.code != 0 ? "joins the directory" : "is off the directory");
+      note(message.text, header.code != 0 ? "joins the directory" : "leaves the directory");
       break;
     case Kind::kSentAgain:
       note("request " + std::to_string(header.request),

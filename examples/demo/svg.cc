@@ -52,7 +52,7 @@ Svg::Svg(double width, double height, const std::string& label) {
 }
 
 void Svg::box(const Box& box, const std::string& css_class, const std::string& title) {
-  // Half a unit is the least that is seen.
+  // Half a unit is the narrowest visible bar.
   out_ += text_of("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" class=\"", box.x,
                   box.y, std::max(box.width, 0.5), box.height) +
           css_class + "\"" + titled(title, "</rect>");

@@ -8,7 +8,7 @@
 
 namespace transformer {
 
-/// The queries of one head against the rows that are cached. Latent attention has the values in the
+/// The queries of one head against its cached rows. Latent attention has the values in the
 /// first elements of the keys.
 struct ForwardPass::HeadQuery {
   const float* query = nullptr;  ///< [count][stride]
@@ -99,8 +99,8 @@ void ForwardPass::attend_grouped(const Transformer::Layer& layer) {
   }
 }
 
-/// In the absorbed form: queries are taken to the latent space, and what the softmax weighs is
-/// taken back, so that the cached vectors are used as they are.
+/// Absorbed form: queries are projected into the latent space, and the weighted sum is projected
+/// back, so the cached latent vectors are used without expansion.
 void ForwardPass::attend_latent(const Transformer::Layer& layer) {
   const ModelOptions& o = model_.options_;
   const uint32_t query_size = o.head_size + o.rotary_size;

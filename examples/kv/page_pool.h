@@ -14,8 +14,8 @@ namespace transformer {
 /// Hands out the pages of a cache, the page that has been free longest first. A page may have
 /// several users: sequences with a common prefix.
 ///
-/// Free pages are full of a canary on every rank, and a page is checked before it is handed out: a
-/// late write of a transfer that has ended does not go unnoticed.
+/// Free pages are full of a canary on every rank, and a page is checked before it is handed out,
+/// which detects a late write of a transfer that has ended.
 ///
 /// Threads: one.
 class PagePool {
@@ -25,7 +25,7 @@ class PagePool {
   /// Lifetime: `cache` outlives the pool.
   explicit PagePool(ShardedCache& cache);
 
-  /// Nothing when fewer are free.
+  /// Empty when fewer are free.
   std::optional<std::vector<uint32_t>> take(uint32_t count);
   /// One more user of each page, which has one already.
   void share(std::span<const uint32_t> pages);

@@ -9,8 +9,8 @@
 
 namespace transformer {
 
-/// Pages by the tokens whose rows they hold: a sequence that begins like an earlier one takes its
-/// first pages from here and computes only the rest.
+/// Pages by the tokens whose rows they hold: a sequence that shares a prefix with an earlier one
+/// takes its first pages from here and computes only the rest.
 ///
 /// The index is one of the users of its pages. The key of a page is a hash of all tokens up to its
 /// end, because a row depends on every token before it.

@@ -5,15 +5,15 @@
 
 namespace transformer {
 
-/// Rotary position embedding: elements i and i + size / 2 of a head are turned by the angle
+/// Rotary position embedding: elements i and i + size / 2 of a head are rotated by the angle
 /// position * 10000^(-2 i / size).
 ///
-/// The table is built by turning step by step, from the sine and cosine of one step: products and
+/// The table is built by rotating step by step, from the sine and cosine of one step: products and
 /// sums only, which are the same on every machine.
 class Rotary {
  public:
   Rotary() = default;
-  /// `size`: elements of a head that are turned, a power of two.
+  /// `size`: elements of a head that are rotated, a power of two.
   Rotary(uint32_t size, uint32_t positions);
 
   void turn(float* head, uint32_t position) const;

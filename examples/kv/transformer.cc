@@ -14,7 +14,7 @@ float weight_scale(float gain, uint32_t rows) {
   return gain * std::sqrt(3.0f / static_cast<float>(rows));
 }
 
-/// Random weights make attention nearly uniform, and then a wrong key would hardly show. A gain
+/// Random weights make attention nearly uniform, so that a wrong key would hardly show. A gain
 /// well above 1 makes the softmax choose few tokens, as trained models do.
 constexpr float kScoreGain = 2.0f;
 
@@ -101,7 +101,7 @@ uint32_t ForwardPass::next_token() const {
   std::vector<float> scores(model_.options_.vocabulary);
   rms_norm(std::span(stream_).last(width), last.data());
   model_.head_.multiply(last, scores);
-  // The first of equal ones.
+  // The lowest token id on a tie.
   return static_cast<uint32_t>(std::ranges::max_element(scores) - scores.begin());
 }
 

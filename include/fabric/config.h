@@ -30,7 +30,7 @@ struct Network {
   /// no such device; the log says which ones there are.
   std::string near{};
   uint32_t rails_max = kRailsMax;  ///< 1..kRailsMax
-  uint64_t stripe_bytes_min = 0;   ///< 0: Config::stripe_bytes_min
+  uint64_t stripe_bytes_min = 0;   ///< writes of twice this are cut; 0: Config::stripe_bytes_min
   bool required = true;  ///< false: when it is not available, log that and open without it
   bool trusted = false;  ///< peers need no job key here (for networks that leave the host, to come)
   /// Options of that provider; another provider's are refused. Empty: all defaults.

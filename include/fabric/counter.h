@@ -113,7 +113,11 @@ class FABRIC_EXPORT CounterGroup {
   /// Counter::expect() does; Event::value is the sum of the shares. After a failure the next one
   /// continues with what has arrived.
   ///
-  /// Cost: a pass over the members, and the state lock.
+  /// Cost: a pass over the members, and the state lock. wait() also spins, then sleeps, and drives
+  ///   progress when inline.
+  /// Fails with kBusy (another expectation is armed), kInvalidArgument (timeout), kExhausted,
+  /// kClosed; with kPeerLost, kAborted or kReleased while lost() names a peer. wait() also returns
+  /// what expect() completes with.
   Result<OpId> expect(Notify notify, Timeout timeout = {});
   Result<void> wait(Timeout timeout = {});
   /// The same for callers that count themselves: any n but the sum of the shares of the members
@@ -131,7 +135,10 @@ class FABRIC_EXPORT CounterGroup {
   uint64_t count() const noexcept;
   std::vector<PeerId> missing() const;  ///< peers whose share of the expectation is not here
   /// Peers that are lost, or whose member is poisoned or released: because of them expectations
-  /// fail with kPeerLost, kAborted or kReleased until they are masked.
+  /// fail with kPeerLost, kAborted or kReleased until they are masked. Never fails; empty when
+  /// there are none.
+  ///
+  /// Cost: a pass over the members, and the state lock. Allocates.
   std::vector<PeerId> lost() const;
   /// Continues without the peer, in this group: its members are released, and an armed expectation
   /// is met when the others have delivered. Its bytes need a fence of their own (P13); Drop does

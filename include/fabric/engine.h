@@ -141,6 +141,10 @@ class FABRIC_EXPORT Engine {
   Result<void> disconnect(PeerId peer);
   Result<PeerInfo> peer_info(PeerId peer) const;
   /// Open sessions, including those that peers opened; or lost ones, see PeerFilter.
+  ///
+  /// Threads: any. The list is of the moment of the call.
+  /// Cost: the state lock, and a pass over all sessions that are not forgotten. Allocates.
+  /// Empty after close(); never fails.
   std::vector<PeerId> peers(PeerFilter filter = PeerFilter::kOpen) const;
   Result<PeerGroup> make_group(std::span<const PeerId> peers);
   /// Address, descriptor and counter key in one line of text, for the simplest programs.
@@ -168,7 +172,7 @@ class FABRIC_EXPORT Engine {
   Result<PageList> make_page_list(std::span<const PageRange> ranges);
   /// The writes that ListedWrites submits by ranges, in this order.
   ///
-  /// Cost: allocates and copies 24 bytes a write.
+  /// Cost: allocates and copies 32 bytes a write.
   /// Fails with kInvalidArgument (empty, an offset plus its size past 2^64 - 1), kTooLarge (more
   /// than 2^32 - 1 writes), kExhausted (memory, 65,536 lists of an engine).
   Result<WriteList> make_write_list(std::span<const ListedWrite> writes);

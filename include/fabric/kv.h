@@ -25,7 +25,7 @@
 /// plan (kv_plan.h) and reports kComplete when its counters have reached it: there is no "done"
 /// message.
 ///
-/// **Whose pages.** From start() on, the pages of a request belong to its lease. They are the
+/// **Whose pages.** From start() on, the pages of a request belong to its page lease. They are the
 /// caller's again with kMayWrite (after kComplete) or kPagesFree (after kFailed, kCancelled), and
 /// never before: these two events are proofs that no write of the request can land any more, not
 /// timers. Wrong:
@@ -96,7 +96,7 @@ struct PrefillLoad {
 
 /// Where a page of the decoder's cache is in the lives of its requests.
 enum class PageState : uint8_t {
-  kUnleased,     ///< no lease: the caller's, free or in use
+  kUnleased,     ///< no page lease: the caller's, free or in use
   kInFlight,     ///< writes may land: asked for, flowing, stopping or draining
   kReadable,     ///< of a complete request whose source has not said that it is quiet
   kFencing,      ///< the proof has been asked for
@@ -171,7 +171,7 @@ struct DecodeEvent {
     kCancelled,  ///< after cancel(): all sources have stopped or are being fenced. `landed`
     kPagesFree,  ///< after kFailed or kCancelled: pages are the caller's. Last event of the attempt
     kQuarantined,  ///< a proof is late: pages of this attempt stay leased until it comes
-    kDrained,      ///< after drain(): no lease is left
+    kDrained,      ///< after drain(): no page lease is left
   };
   Kind kind = Kind::kComplete;
   std::string id{};
@@ -182,7 +182,7 @@ struct DecodeEvent {
   RefuseCode refused = RefuseCode::kNone;
   /// kCancelled: writes that landed, as far as proved. kComplete: all of them.
   uint64_t landed = 0;
-  std::string text{};  ///< for people
+  std::string text{};  ///< human-readable
 };
 FABRIC_EXPORT const char* to_string(DecodeEvent::Kind kind) noexcept;
 
@@ -244,7 +244,7 @@ class FABRIC_EXPORT Decoder {
   /// Cost: a counter (with per_layer one for each layer) and a message for each source.
   /// Fails with kInvalidArgument (id, attempt not larger than those before, prompt_tokens,
   /// cached_tokens, sources, tail_slot, a page twice: native is its id), kOutOfBounds (a page at or
-  /// past the pool: native), kBusy (id and attempt, or a page or tail slot that a lease holds:
+  /// past the pool: native), kBusy (id and attempt, or a page or tail slot that a page lease holds:
   /// native), kNotFound (prefill, peer), kTooLarge (the dispatch does not fit in a message: native
   /// is its size), kExhausted (requests_max, inbox_depth, counters, reserve_pages), kClosed
   /// (draining) and as Engine::connect() does. Nothing is leased then.
@@ -254,7 +254,7 @@ class FABRIC_EXPORT Decoder {
   /// Fails with kNotFound.
   Result<void> cancel(std::string_view id);
   /// Refuses start() from now on. Requests go on; with `stop` they are cancelled. kDrained follows
-  /// when no lease is left.
+  /// when no page lease is left.
   void drain(bool stop = false);
 
   /// Whether a layer of the newest attempt may be read. Fails with kNotFound (id: unknown or over;
@@ -422,7 +422,7 @@ class FABRIC_EXPORT Prefiller {
   /// All steps below `steps` are done, as counted by pass(). Pushes the layers passed since then.
   /// Steps may be merged; a smaller number has no effect.
   ///
-  /// Cost: one PagedWrite for each slice (mostly: tensor) of each entry. Allocates nothing.
+  /// Cost: one PagedWrite for each plan slice (usually: tensor) of each entry. Allocates nothing.
   /// Fails with kInvalidArgument: more steps than passes were announced.
   Result<void> layer_done(uint64_t steps);
   /// What a GPU kernel (or word_store()) sets to `steps`; nullptr without watch_word.

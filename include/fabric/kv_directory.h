@@ -40,7 +40,7 @@ struct Member {
   uint32_t capacity = 0;             ///< requests that it takes at the same time
   uint32_t load = 0;  ///< requests that it had when this was written; later ones ride on answers
   Role role = Role::kPrefill;
-  std::string label{};  ///< for people: printable ASCII, at most kMemberLabelBytesMax
+  std::string label{};  ///< human-readable: printable ASCII, at most kMemberLabelBytesMax
   bool operator==(const Member&) const = default;
 };
 
@@ -142,9 +142,9 @@ struct EmbeddedOptions {
   Nanos retry{100'000'000};      ///< first delay before a seed is tried again; doubles
   Nanos retry_max{5'000'000'000};
   Nanos refresh{30'000'000'000};  ///< every announcement and watch is repeated after this time
-  /// How long a seed's view is stale after its start: members need this long to find it again. More
-  /// than Config::lost_timeout plus retry_max of the members lets no member be missing.
-  Nanos settle{10'000'000'000};
+  /// How long a seed's view is stale after its start, so that its members can reconnect. With more
+  /// than Config::lost_timeout plus retry_max of the members, no live member is missing afterwards.
+  Nanos warm_up{10'000'000'000};
   uint64_t jitter_seed = 0;  ///< of the random part of delays; 0: from the engine's id
 };
 

@@ -54,7 +54,7 @@ struct EtcdStats {
   uint64_t keep_alives = 0;      ///< that succeeded
   uint64_t leases_lost = 0;      ///< keep-alives of a lease that etcd no longer knew
   uint64_t bad_answers = 0;      ///< that did not parse, or were too large
-  uint64_t bad_members = 0;      ///< values that are no member, or not that of their key
+  uint64_t bad_members = 0;      ///< values that do not parse, or whose key names another member
   uint64_t members_dropped = 0;  ///< beyond members_max
 };
 
@@ -75,7 +75,7 @@ class FABRIC_EXPORT EtcdDirectory final : public Directory {
   ///
   /// Fails with kInvalidArgument (the field's name), kExhausted.
   static Result<std::unique_ptr<EtcdDirectory>> open(const EtcdOptions& options);
-  /// Waits for a leave() that is under way, at most request_timeout. Without leave() the
+  /// Waits for an outstanding leave(), at most request_timeout. Without leave() the
   /// announcement ends with its lease.
   ~EtcdDirectory() override;
 

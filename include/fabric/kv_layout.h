@@ -150,7 +150,7 @@ struct Side {
 enum class RefusalCode : uint8_t {
   kNone = 0,
   kBadLayout,  ///< a field out of its range, or memory outside its region; see Refusal::reason
-  kTooLarge,   ///< more ranks, slices or bytes than the limits allow
+  kTooLarge,   ///< more ranks, plan slices or bytes than the limits allow
   kSideOrder,  ///< ranks not ordered by (pp_rank, tp_rank), or twice the same one
   kContextParallel,    ///< dcp_size or pcp_size is not 1: tokens would be interleaved over ranks
   kUnevenHeads,        ///< neither of heads (or rows) and tp_size divides the other
@@ -172,11 +172,11 @@ FABRIC_EXPORT const char* to_string(RefusalCode code) noexcept;
 FABRIC_EXPORT const char* to_string(GroupKind kind) noexcept;
 FABRIC_EXPORT const char* to_string(PageOrder order) noexcept;
 
-/// A refusal for people: Error::what is static text, this has the names and numbers.
+/// A human-readable refusal: Error::what is static text, this has the names and numbers.
 struct Refusal {
   RefusalCode code = RefusalCode::kNone;
   std::string reason{};  ///< what, where (side, rank, group, layer, tensor), both values
-  std::string remedy{};  ///< the way out
+  std::string remedy{};  ///< what to change
 };
 
 /// A layout that plan() would accept by itself: every field in its range, names unique and

@@ -15,8 +15,8 @@
 /// Which bytes of a prefill side go where on a decode side, and how many counts that makes.
 ///
 /// plan() is a pure function of the two sides and the options. Both sides compute it, and a
-/// dispatch carries the hash: if the hashes are equal, so are the slices and the counts, and the
-/// decoder can arm its counters before the prefiller has sent anything.
+/// dispatch carries the hash: if the hashes are equal, so are the plan slices and the counts, and
+/// the decoder can arm its counters before the prefiller has sent anything.
 ///
 /// **Unit.** Tokens move in units: the greatest common divisor of the two page sizes. Unit i of a
 /// request is tokens [i * unit_tokens, (i + 1) * unit_tokens) of its prompt. It lies within one
@@ -59,7 +59,7 @@
 ///               .page_bytes = slice.bytes, .inner_count = slice.inner_count, .imm = key});
 ///     }
 ///
-/// Each slice is one PagedWrite and makes dealt_units() * inner_count counts. The chunks of a
+/// Each plan slice is one PagedWrite and makes dealt_units() * inner_count counts. The chunks of a
 /// prompt divide its units without a rest: the counts of all chunks add up to counts(), whatever
 /// the chunks were, so the decoder need not know them. The first chunk of a request begins at 0,
 /// also when the prefiller had a part of the prompt in its own cache.
@@ -67,7 +67,7 @@
 /// A **state** group has one unit, its only page, and sends it with the chunk that ends the prompt:
 /// every chunk overwrites it. Push it when the last chunk has passed the layer.
 ///
-/// **Staged** writes (PlanOptions::staging) take the place of slices where a slice would write
+/// **Staged** writes (PlanOptions::staging) take the place of plan slices where one would write
 /// token by token. Unit number k of a list (k counts the dealt units of the request on this list,
 /// from 0) has staging record number k of that (request, pair, list) at the target. For each
 /// StagedWrite of the layer: gather() the unit into a slot of `bytes` contiguous bytes of
@@ -79,10 +79,10 @@
 namespace fabric::kv {
 
 inline constexpr uint32_t kPromptTokensMax = 1u << 30;
-inline constexpr uint32_t kPlanSlicesMax = 1u << 20;  ///< slices and staged copies of a plan
+inline constexpr uint32_t kPlanSlicesMax = 1u << 20;  ///< plan slices and staged copies
 
 struct PlanOptions {
-  /// Where a slice would write token by token (NHD with a head cut, HND to NHD): gather at the
+  /// Where a plan slice would write token by token (NHD with a head cut, HND to NHD): gather at the
   /// source, one write for each unit, scatter at the target. Needs staging memory on both sides.
   bool staging = false;
   /// Write token by token there. Measured 17 to 90 times slower than whole pages; for comparison.
@@ -125,8 +125,8 @@ struct StagedWrite {
   std::vector<StagedCopy> copies{};
 };
 
-/// The units that a source sends and how their indices are formed. Slices of a group with equal
-/// steps and holders share a list.
+/// The units that a source sends and how their indices are formed. Plan slices of a group with
+/// equal steps and holders share a list.
 struct UnitList {
   uint64_t source_page_step = 1;
   uint64_t source_unit_step = 0;

@@ -12,9 +12,10 @@ namespace fabric {
 /// One write. Adds one to the target's counter when `imm` is set; size 0 is legal.
 ///
 /// A write that has at least 2 x stripe_bytes_min (Network, Config) is cut over the NICs of its
-/// network, smaller ones take the next NIC in turn, whatever their peers. Of a write that is cut,
-/// each stripe adds its share of one count. So a count proves something only when it equals the
-/// number of writes sent to the counter. Wrong:
+/// network, smaller ones take the NICs in turn, whatever their peers; a NIC that was given more
+/// bytes than the others passes its turn on. Of a write that is cut, each stripe adds its share of
+/// one count. So a count proves something only when it equals the number of writes sent to the
+/// counter. Wrong:
 ///
 ///     submit(Write{.source = a, .target = x, .size_bytes = 1 << 20, .imm = key});
 ///     submit(Write{.source = b, .target = y, .size_bytes = 1 << 20, .imm = key});
@@ -89,8 +90,8 @@ struct PagedWrite {
 /// base offsets are named here, so that a list outlives a session, and serves every peer that has
 /// the same layout.
 ///
-/// A write of a list is never striped: one NIC carries all of it, and the writes take turns on the
-/// NICs. It is one work request, so it completes with kTooLarge where the network's largest one is
+/// A write of a list is never striped: one NIC carries all of it. The NICs share the range by
+/// bytes. It is one work request, so it completes with kTooLarge where the network's largest one is
 /// smaller (Caps::write_bytes_max); the others are not affected. Event::first_failed counts from
 /// `first`.
 ///
@@ -125,9 +126,14 @@ static_assert(sizeof(ScatterTarget) <= 40);
 ///
 /// Targets are striped as writes are: from 2 x stripe_bytes_min on a target is cut over the NICs of
 /// its network, and each stripe adds its share of the one count, with what Write says about such
-/// counts; smaller ones take the next NIC in turn. A target completes, and counts in its batch,
-/// once: when all its stripes have. The first target is posted before the others are prepared;
-/// there is no order between targets.
+/// counts; smaller ones take the NICs in turn. A target completes, and counts in its batch, once:
+/// when all its stripes have. The first target is posted before the others are prepared; there is
+/// no order between targets.
+///
+/// Cost: submit() checks each target, and copies 40 bytes of it into Config::index_arena_bytes.
+/// Fails with kInvalidArgument (no source or targets, or `group` has other members), kNotFound
+/// (`source`, a region of a target, `group`), kOutOfBounds, kTooLarge (targets that never fit in
+/// the arena), kExhausted. A target whose peer is lost fails alone.
 struct Scatter {
   RegionId source{};
   std::span<const ScatterTarget> targets{};
@@ -157,6 +163,11 @@ struct Signal {
 /// Messages of one session and channel arrive in the order of their submits; with writes and with
 /// other channels they have no order (P7). One that fails is skipped: with kNotDelivered it never
 /// arrives, with kUnknown it may still arrive, in its place. Later ones do not wait for it.
+/// Channels do not wait for each other, and large messages of several channels take turns.
+///
+/// Cost: submit() copies the bytes into Config::index_arena_bytes, the peer's engine copies them
+///   into the listener's buffer. Above 64 KiB the message goes in parts, of which one session has
+///   256 KiB in flight: for bulk data use writes.
 struct Send {
   PeerId peer{};
   uint16_t channel = 0;  ///< one per workload that shares the engine
@@ -221,8 +232,14 @@ struct Drop {
 ///
 /// Completes with ok also when the grant has ended already: revoked before, with its session, or
 /// with its region. Without proof in time it completes with kTimeout and Remote::kUnknown; the
-/// proof may follow as kFenceProved with this op and no peer. kBusy while another Revoke of the
-/// grant is pending, kNotFound for an id that grant() did not return.
+/// proof may follow as kFenceProved with this op and no peer.
+///
+/// Cost: one message to the peer and back, which waits for the writes that the peer has posted
+///   under the grant, and a deregistration on every NIC; in the engine O(live grants of the
+///   region).
+/// Fails with kInvalidArgument (no grant), kExhausted. Completes with kBusy while another Revoke of
+/// the grant is pending, with kNotFound for an id that this engine's grant() did not return: that
+/// of another engine of the process revokes nothing and proves nothing.
 struct Revoke {
   GrantId grant{};
   Timeout timeout{};

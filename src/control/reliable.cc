@@ -21,6 +21,7 @@ bool covers(uint64_t ack, uint64_t ack_bits, uint64_t seq) noexcept {
 void ReliableChannel::push(MessageType type, std::vector<std::byte> body) {
   FABRIC_CHECK(is_numbered(type));
   pending_.push_back({type, next_seq_++, std::move(body), 0, 0, false});
+  if (type == MessageType::kMessagePart) ++parts_;
 }
 
 uint32_t ReliableChannel::unacknowledged() const noexcept {
@@ -69,7 +70,9 @@ void ReliableChannel::on_ack(uint64_t ack, uint64_t ack_bits) noexcept {
   const size_t window = std::min<size_t>(pending_.size(), kWindow);
   for (size_t i = 0; i < window; ++i) {
     Pending& p = pending_[i];
-    if (p.tries > 0 && covers(ack, ack_bits, p.seq)) p.acked = true;
+    if (p.acked || p.tries == 0 || !covers(ack, ack_bits, p.seq)) continue;
+    p.acked = true;
+    if (p.type == MessageType::kMessagePart) --parts_;
   }
   while (!pending_.empty() && pending_.front().acked) pending_.pop_front();
 }

@@ -35,7 +35,8 @@ class ReliableChannel {
 
   /// Queues a message. It is kept until acknowledged; the caller bounds how many it queues.
   void push(MessageType type, std::vector<std::byte> body);
-  uint32_t unacknowledged() const noexcept;  ///< queued and in flight
+  uint32_t unacknowledged() const noexcept;                          ///< queued and in flight
+  uint32_t unacknowledged_parts() const noexcept { return parts_; }  ///< of them, of kMessagePart
 
   /// The next message that is due for (re)transmission at `now_ns`; it counts as sent at that time.
   /// Call until false. `again`: a retransmission.
@@ -83,6 +84,7 @@ class ReliableChannel {
 
   Options options_;
   std::deque<Pending> pending_;  ///< numbers ascend by one; acknowledged ones are popped in front
+  uint32_t parts_ = 0;           ///< of those, of type kMessagePart and not acknowledged
   uint64_t next_seq_ = 1;
   uint64_t taken_ = 0;       ///< every number up to here has arrived
   uint64_t taken_bits_ = 0;  ///< bit i: taken_ + 2 + i has arrived

@@ -32,7 +32,8 @@ MessageType done_type(MessageType request) {
   }
 }
 
-std::vector<InboundPath>::iterator find_inbound(Peer& peer, const RailSlot& rail, uint32_t id) {
+std::vector<InboundPath>::iterator find_inbound(Peer& peer, const RailSlot& rail, uint32_t id)
+    FABRIC_REQUIRES(state_lock) {
   return std::find_if(peer.inbound.begin(), peer.inbound.end(), [&](const InboundPath& path) {
     return path.network == rail.network && path.rail == rail.index && path.id == id;
   });
@@ -188,7 +189,7 @@ void Peers::rail_lost(uint8_t network, uint8_t rail) {
 
 bool Peers::has_inbound(const RailSlot& rail, uint32_t id) const {
   const auto peers = all();
-  return std::any_of(peers.begin(), peers.end(), [&](Peer* peer) {
+  return std::any_of(peers.begin(), peers.end(), [&](Peer* peer) FABRIC_REQUIRES(state_lock) {
     return find_inbound(*peer, rail, id) != peer->inbound.end();
   });
 }
@@ -212,7 +213,7 @@ void Peers::on_inbound_down(const RailSlot& rail, const RailEvent& event) {
 
 uint32_t Peers::new_request(Peer& peer, const Op& op, bool is_message) {
   const uint32_t ref = peer.next_ref++;
-  peer.requests[ref] = {.op = op.self,
+  peer.requests[ref] = {.op = op.slot,
                         .is_message = is_message,
                         .channel = op.channel,
                         .credits = is_message ? message_credits(op.list.count) : 0};
@@ -328,10 +329,11 @@ void Peers::on_resolved(Peer& peer, const control::Body& body) {
 /// Whether a counter key may have been revoked after the reply was sent: numbered messages may
 /// overtake each other.
 bool Peers::outdated(const Peer& peer, const control::ResolvedNames& answer) {
-  return std::any_of(answer.keys.begin(), answer.keys.end(), [&](uint32_t key) {
-    const auto it = peer.revoked_keys.find(key);
-    return it != peer.revoked_keys.end() && answer.ref < it->second;
-  });
+  return std::any_of(answer.keys.begin(), answer.keys.end(),
+                     [&](uint32_t key) FABRIC_REQUIRES(state_lock) {
+                       const auto it = peer.revoked_keys.find(key);
+                       return it != peer.revoked_keys.end() && answer.ref < it->second;
+                     });
 }
 
 void Peers::on_revoke_key(Peer& peer, const control::Body& body) {
@@ -394,7 +396,7 @@ void Peers::start_fence(Op& op) {
     core_.complete(op, peer->is_self ? Errc::kUnsupported : Errc::kBusy, Remote::kUnknown);
     return;
   }
-  peer->fence_op = op.self;
+  peer->fence_op = op.slot;
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
     // A session that never connected has no inbound path: no write of the peer can land.
     complete_fence(*peer, Errc::kOk);
@@ -428,8 +430,8 @@ void Peers::start_drop(Op& op) {
     lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
     return;
   }
-  const uint32_t self = op.self;
-  peer->fence_op = self;
+  const uint32_t slot = op.slot;
+  peer->fence_op = slot;
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) {
     complete_fence(*peer, Errc::kOk);  // as in start_fence()
     return;
@@ -437,7 +439,7 @@ void Peers::start_drop(Op& op) {
   op.step = 1;
   lose(*peer, PeerState::kFenced, Errc::kPeerLost, true);
   // Closing its inbound paths may have completed the operation.
-  if (peer->fence_op == self) advance_fence(*peer);
+  if (peer->fence_op == slot) advance_fence(*peer);
 }
 
 /// The peer did not reply within its grace period: continues with what this side can prove alone.
@@ -522,7 +524,7 @@ void Peers::on_fence(Peer& peer, const control::Body& body) {
 void Peers::stop_control_op(Op& op, Errc code) {
   if (is_fence(op.kind)) {
     Peer* peer = find(op.peer);
-    if (peer != nullptr && peer->fence_op == op.self) {
+    if (peer != nullptr && peer->fence_op == op.slot) {
       complete_fence(*peer, code);
     } else {
       core_.complete(op, code, Remote::kUnknown);
@@ -533,9 +535,9 @@ void Peers::stop_control_op(Op& op, Errc code) {
   if (Peer* peer = find(op.peer); peer != nullptr) {
     auto& waiting = peer->credits[op.channel].waiting;
     const bool queued =
-        op.kind == OpKind::kSend && (std::erase(waiting, op.self) > 0 || withdraw_parts(*peer, op));
+        op.kind == OpKind::kSend && (std::erase(waiting, op.slot) > 0 || withdraw_parts(*peer, op));
     const auto it = peer->requests.find(op.ref);
-    if (!queued && it != peer->requests.end() && it->second.op == op.self) {
+    if (!queued && it != peer->requests.end() && it->second.op == op.slot) {
       sent = peer->usable();
       it->second.op = kNone;  // the reply still returns the credit
     }

@@ -24,6 +24,17 @@ constexpr int64_t kWatchIntervalNs = 1'000;
 constexpr int64_t kTearDownNs = 10'000'000'000;
 constexpr int64_t kPollIntervalNs = 200'000;
 constexpr int64_t kFarewellNs = 200'000'000;
+
+/// What the generations of an engine's lists and grants count from, so that the handles of another
+/// engine are not found. Engines of one process get ranges that are disjoint: the upper 12 bits
+/// number them, and each slot has at least 2^19 generations before it reaches the next range. Those
+/// of different processes differ by chance.
+uint32_t first_generation(uint64_t seed) noexcept {
+  // A count: pairs with nothing.
+  static std::atomic<uint32_t> engines{0};
+  const uint32_t number = engines.fetch_add(1, std::memory_order_relaxed);
+  return number << 20 | static_cast<uint32_t>(Rng(seed).next() >> (64 - 19));
+}
 }  // namespace
 
 void* EngineCore::leaked(size_t bytes) noexcept { return ::operator new(bytes, std::nothrow); }
@@ -49,9 +60,10 @@ EngineCore::EngineCore(const Config& checked, std::shared_ptr<Runtime> shared_ru
       groups(config.peers_max * 16) {
   engine_id = config.engine_id != 0 ? config.engine_id : rng.next() | 1;
   incarnation = driver->incarnation();
-  const auto lists_from = static_cast<uint32_t>(Rng(engine_id ^ incarnation).next());
-  page_lists.set_first_generation(lists_from);
-  write_lists.set_first_generation(lists_from);
+  const uint32_t from = first_generation(engine_id ^ incarnation);
+  page_lists.set_first_generation(from);
+  write_lists.set_first_generation(from);
+  regions.set_first_grant_generation(from);
   now_ns = driver->now_ns();
   for (uint32_t i = 0; i < ops.max(); ++i) {
     ops.at(i).timer.kind = HeapTimer::Kind::kOp;
@@ -188,7 +200,7 @@ TurnResult EngineCore::full_turn() noexcept {
   // Components that rarely have work are called only if they report some.
   if (counters.has_confirmations()) counters.apply_confirmations(transfers.polls_exhausted());
   if (!completed_expectations.empty()) result.done += take_completed_expectations();
-  if (!taken_.empty()) result.done += take_submissions(Take::kAll);
+  if (!popped_.empty()) result.done += take_submissions(Take::kAll);
   if (timers.next_ns() <= now_ns) result.done += fire_timers();
   if (transfers.next_ns() <= now_ns) result.done += transfers.tick(now_ns);
   if (transfers.may_post()) result.done += transfers.post_all();
@@ -240,19 +252,19 @@ uint32_t EngineCore::poll_control(NetworkSlot& network, uint8_t index) {
 uint32_t EngineCore::take_submissions(Take what) {
   uint32_t done = 0;
   while (done < kSubmissionsPerTurn) {
-    if (taken_.empty()) {
-      taken_.at = 0;
-      taken_.count = submissions.pop_all(taken_.slots);
-      if (taken_.empty()) break;
+    if (popped_.empty()) {
+      popped_.at = 0;
+      popped_.count = submissions.pop_all(popped_.slots);
+      if (popped_.empty()) break;
     }
-    if (const uint32_t added = transfers.try_add(taken_.rest()); added != 0) {
-      taken_.at += added;
+    if (const uint32_t added = transfers.try_add(popped_.rest()); added != 0) {
+      popped_.at += added;
       done += added;
       continue;
     }
-    Op& op = ops.at(taken_.rest().front());
+    Op& op = ops.at(popped_.rest().front());
     if (what == Take::kTransfers && !is_transfer(op.kind) && op.kind != OpKind::kExpect) break;
-    ++taken_.at;
+    ++popped_.at;
     ++done;
     begin(op);
   }
@@ -495,8 +507,8 @@ void EngineCore::inbox_read() noexcept {
 void EngineCore::link_running(Op& op) noexcept {
   op.running_prev = kNone;
   op.running_next = running_head;
-  if (running_head != kNone) ops.at(running_head).running_prev = op.self;
-  running_head = op.self;
+  if (running_head != kNone) ops.at(running_head).running_prev = op.slot;
+  running_head = op.slot;
 }
 
 void EngineCore::unlink_running(Op& op) noexcept {

@@ -142,8 +142,9 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   void take_in_arrivals() noexcept {
     if (sleeps_through_arrivals.load(std::memory_order_relaxed)) driver->wake(*this);
   }
-  /// Runs a blocking call into a network on an offload queue; close() waits for it.
-  void offload(std::function<void()> job);
+  /// Runs a blocking call into a network on an offload queue; close() waits for it (`outside`). The
+  /// job runs without the state lock, and takes it where it needs worker state. Worker.
+  void offload(std::function<void()> job) FABRIC_REQUIRES(state_lock);
   Result<std::shared_ptr<const PageListState>> add_page_list(Result<PageIndices> pages)
       FABRIC_EXCLUDES(state_lock);
   Result<std::shared_ptr<const WriteListState>> add_write_list(std::span<const ListedWrite> writes)
@@ -350,7 +351,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
   nlohmann::json dump_object();
 
   /// Popped from the ring and not begun: operations that wait for the polls, or for the next turn.
-  struct Taken {
+  struct PoppedSubmissions {
     std::array<uint32_t, 64> slots{};
     uint32_t at = 0, count = 0;
     bool empty() const noexcept { return at == count; }
@@ -358,7 +359,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
       return std::span(slots).subspan(at, count - at);
     }
   };
-  Taken taken_ FABRIC_GUARDED_BY(state_lock){};
+  PoppedSubmissions popped_ FABRIC_GUARDED_BY(state_lock){};
   /// The last turn left nothing to do before this time.
   int64_t idle_until_ns_ FABRIC_GUARDED_BY(state_lock) = 0;
   /// The network that made this turn a full one; it is not asked again.
@@ -367,7 +368,7 @@ class EngineCore final : public Progress, public std::enable_shared_from_this<En
     OpenNetwork::PendingWork what{};
   } pending_network_ FABRIC_GUARDED_BY(state_lock){};
   bool has_submissions() const noexcept FABRIC_REQUIRES(state_lock) {
-    return !taken_.empty() || !submissions.empty();
+    return !popped_.empty() || !submissions.empty();
   }
   std::unique_ptr<std::byte[]> datagram_ FABRIC_GUARDED_BY(state_lock);  ///< receive buffer
   size_t datagram_bytes_max_ = 0;

@@ -28,7 +28,7 @@ int32_t as_native(uint64_t n) {
 
 Result<void> CounterGroupState::add(const std::shared_ptr<CounterState>& member, Peer& peer,
                                     uint64_t share) {
-  settle();
+  reap_expectation();
   // A round that no expectation waits for is replaced by that of the next one, with the new member.
   if (round_open && !armed) {
     if (auto ok = renew(PeerId{}); !ok) return ok;
@@ -47,7 +47,7 @@ Result<void> CounterGroupState::add(const std::shared_ptr<CounterState>& member,
   return {};
 }
 
-void CounterGroupState::settle() {
+void CounterGroupState::reap_expectation() {
   if (!armed) return;
   const auto status = core->counters.table.peek(expectation);
   if (!status.done) return;
@@ -57,7 +57,7 @@ void CounterGroupState::settle() {
 }
 
 Result<void> CounterGroupState::begin_expectation(uint64_t n) {
-  settle();
+  reap_expectation();
   if (armed) return fail(Errc::kBusy, "group");
   if (n != 0 && n != shares_sum) {
     return fail(Errc::kInvalidArgument, "n: not the sum of the shares (native)",
@@ -86,7 +86,7 @@ void CounterGroupState::disarm() noexcept {
   // Under the lock, since mask() may replace the parent. Its record is in use by expectations only:
   // a parent is not linked.
   if (armed) core->counters.table.disarm(parent.load(std::memory_order_relaxed));
-  settle();
+  reap_expectation();
 }
 
 bool CounterGroupState::has_member_of(PeerId peer) const noexcept {
@@ -102,7 +102,7 @@ void CounterGroupState::erase_member(size_t index) {
 }
 
 Result<void> CounterGroupState::mask(PeerId id) {
-  settle();
+  reap_expectation();
   Counters& counters = core->counters;
   if (counters.table.poisoned(parent)) {
     if (auto ok = renew(id); !ok) return ok;
@@ -163,7 +163,7 @@ Result<void> CounterGroupState::renew(PeerId without) {
 }
 
 uint64_t CounterGroupState::count() noexcept {
-  settle();
+  reap_expectation();
   const CounterTable& table = core->counters.table;
   uint64_t sum = 0;
   for (size_t i = 0; i < members.size(); ++i) {
@@ -175,7 +175,7 @@ uint64_t CounterGroupState::count() noexcept {
 }
 
 std::vector<PeerId> CounterGroupState::missing() {
-  settle();
+  reap_expectation();
   const CounterTable& table = core->counters.table;
   std::vector<PeerId> out;
   for (size_t i = 0; i < members.size(); ++i) {
@@ -214,7 +214,7 @@ uint64_t CounterGroupState::arrivals_missing() const noexcept {
 }
 
 void CounterGroupState::disband() {
-  settle();
+  reap_expectation();
   Counters& counters = core->counters;
   for (size_t i = 0; i < members.size(); ++i) {
     counters.table.unlink(members[i].key, in_round(i));

@@ -689,11 +689,12 @@ void CounterTable::disarm(CounterKey key) noexcept {
     const uint64_t claim = slot.claim.load(std::memory_order_relaxed);
     // One that was armed after the call had begun is not meant.
     if (seq_of(claim) != first || !in_use(claim)) return;
-    // Released: who did it ends the expectation, and no other can be armed under this key.
+    // Released: release() ends the expectation, and no other can be armed under this key.
     if (!word::has_tag(words_[index].load(std::memory_order_relaxed), tag_of(key))) return;
     if ((claim & kArmed) != 0 && cancel({key, first}, Errc::kCancelled)) return;
-    // Another thread arms it, ends it or cancels it too, and is a few instructions from done. It
-    // calls nothing of the application's before that, so this is no frame above it.
+    // Another thread is arming, ending or cancelling it, and is a few instructions from done. It
+    // calls no user code before that, so the thread that disarm() waits for cannot be its own
+    // caller.
     yield_thread();
   }
 }

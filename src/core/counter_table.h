@@ -74,6 +74,7 @@ class CounterTable {
   /// Whole counts not taken; 0 when not live. Of a linked key: without a share that was taken and
   /// paid.
   uint64_t count(CounterKey key) const noexcept;
+  /// Takes `n` whole counts if so many have arrived. Any thread; lock-free.
   bool try_take(CounterKey key, uint64_t n) noexcept;
 
   /// Identifies one expectation, so that a late cancel cannot hit the next one.

@@ -147,10 +147,10 @@ void Counters::on_key_revoked(Peer& peer, uint32_t ref, bool proved) {
 void Counters::apply_confirmations(bool polls_exhausted) {
   if (polls_exhausted) {
     for (const Confirmation& report : std::exchange(confirmed_earlier_, {})) {
-      const auto matches = [&](const Revocation& r) {
+      const auto matches = [&](const KeyRevocation& r) {
         return r.peer == report.peer && r.ref == report.ref;
       };
-      for (const Revocation& r : revocations_) {
+      for (const KeyRevocation& r : revocations_) {
         if (!report.proved && matches(r)) unproved_.push_back(r.key);
       }
       std::erase_if(revocations_, matches);
@@ -172,7 +172,7 @@ Counters::RevocationState Counters::revocation_state(CounterKey key) const noexc
 
 void Counters::forget(CounterKey key) {
   std::erase(unproved_, key);
-  std::erase_if(revocations_, [&](const Revocation& r) { return r.key == key; });
+  std::erase_if(revocations_, [&](const KeyRevocation& r) { return r.key == key; });
 }
 
 void Counters::bind(CounterKey key, Peer& peer) {
@@ -185,10 +185,10 @@ void Counters::peer_lost(Peer& peer) {
   const PeerId id = peer.id();
   const auto bound = std::exchange(peer.bound, {});
   for (const CounterKey key : bound) abort(key, Errc::kPeerLost, id);
-  for (const Revocation& r : revocations_) {
+  for (const KeyRevocation& r : revocations_) {
     if (r.peer == id) unproved_.push_back(r.key);
   }
-  std::erase_if(revocations_, [&](const Revocation& r) { return r.peer == id; });
+  std::erase_if(revocations_, [&](const KeyRevocation& r) { return r.peer == id; });
   confirmations.wake();
   std::erase_if(refused_keys_, [&](const auto& refused) { return refused.second == id; });
   for (auto it = names_.begin(); it != names_.end();) {

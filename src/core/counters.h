@@ -80,8 +80,9 @@ struct CounterGroupState {
   void disband() FABRIC_REQUIRES(state_lock);
 
  private:
-  /// If the last expectation has ended, its round is closed, or stays open for the next one.
-  void settle() FABRIC_REQUIRES(state_lock);
+  /// Takes notice that the armed expectation has ended: once met it closes its round; a failed one
+  /// leaves the round open for the next.
+  void reap_expectation() FABRIC_REQUIRES(state_lock);
   /// Replaces the parent. Ends an open round: every member gets its share back.
   Result<void> renew(PeerId without) FABRIC_REQUIRES(state_lock);
   void erase_member(size_t index) FABRIC_REQUIRES(state_lock);
@@ -166,7 +167,7 @@ class Counters {
     int64_t expires_ns = kNeverNs;  ///< set if it is not claimed when its last sender is lost
     bool sender_lost = false;       ///< a peer that resolved it was lost without a drain
   };
-  struct Revocation {
+  struct KeyRevocation {
     CounterKey key{};
     PeerId peer{};
     uint32_t ref = 0;
@@ -175,7 +176,7 @@ class Counters {
   EngineCore& core_;
   std::vector<CounterGroupState*> groups_ FABRIC_GUARDED_BY(state_lock);
   std::map<uint64_t, Name> names_ FABRIC_GUARDED_BY(state_lock);
-  std::vector<Revocation> revocations_ FABRIC_GUARDED_BY(state_lock);
+  std::vector<KeyRevocation> revocations_ FABRIC_GUARDED_BY(state_lock);
   /// A sender's report that its writes under a counter key have drained.
   struct Confirmation {
     PeerId peer{};

@@ -390,7 +390,7 @@ uint32_t Transfers::make_part_batch(RailSlot& rail, Path& path, uint32_t priorit
   const uint32_t n =
       std::min({static_cast<uint32_t>(out.size()), fragment.count, room_on(rail, path)});
   PostBatch& post_batch = new_post_batch(path, peer, rail, region, op);
-  post_batch.op = op.self;
+  post_batch.op = op.slot;
   post_batch.first_part = fragment.part;
   post_batch.stride = fragment.stride;
   post_batch.count = n;

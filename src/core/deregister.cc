@@ -26,7 +26,7 @@ void Regions::start_deregister(Op& op) {
     return;
   }
   const uint32_t slot = op.source.slot;
-  region->deregister_op = op.self;
+  region->deregister_op = op.slot;
   const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;
   core_.timers.set(op.timer, std::min(core_.now_ns + kGraceNs, half));
   begin_deregister(slot);
@@ -142,7 +142,7 @@ void Regions::on_fenced(uint32_t cookie) {
 void Regions::stop_deregister(Op& op, Errc code) {
   const uint32_t slot = op.source.slot;
   LocalRegion* region = locals_.at(slot);
-  if (region != nullptr && region->deregister_op == op.self) {
+  if (region != nullptr && region->deregister_op == op.slot) {
     region->deregister_op = kNone;
     region->unproved_op = op.id();
     skip_answers(slot);  // the proof may still come, as an event

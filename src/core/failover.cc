@@ -30,7 +30,7 @@ int64_t back_off_ns(uint32_t failures) {
 
 /// True if the write is not a slice of a larger shard: its own immediate, if any, covers all of its
 /// bytes.
-bool is_unsliced(const Op& op, const InflightWrite& write) {
+bool is_unsliced(const Op& op, const InflightWrite& write) FABRIC_REQUIRES(state_lock) {
   const bool one_request = op.kind != OpKind::kWrite && write.cut == kNone;
   return one_request || write.shard.end - write.shard.begin == write.wr.size_bytes;
 }
@@ -88,7 +88,7 @@ void Transfers::on_rail_state(NetworkSlot& network, RailSlot& rail, const RailEv
 // ---- Paths that broke ---------------------------------------------------------------------------
 
 /// Whether a failed write waits for a drain report. A lost connection leaves its delivery unknown;
-/// every other error settles it. On a network without exact replay the drain report cannot settle
+/// every other error is final. On a network without exact replay the drain report could not decide
 /// it.
 bool Transfers::goes_in_doubt(const InflightWrite& write, const Path& path,
                               const CompletionStatus& status) const {
@@ -193,9 +193,10 @@ void Transfers::record_broken(Path& path) {
   }
   const DrainReport report = std::exchange(path.drain_report, {});
   broken_.push_back(std::move(broken));
-  const auto unreconciled =
-      std::count_if(broken_.begin(), broken_.end(),
-                    [&](const auto& connection) { return connection->peer == peer.slot; });
+  const auto unreconciled = std::count_if(broken_.begin(), broken_.end(),
+                                          [&](const auto& connection) FABRIC_REQUIRES(state_lock) {
+                                            return connection->peer == peer.slot;
+                                          });
   if (unreconciled > kBrokenConnectionsMax) {
     FABRIC_LOG(core_.log, kWarning, "core", "a peer never sends drain reports: closing the session",
                {"peer", peer.id()});
@@ -213,17 +214,19 @@ void Transfers::record_broken(Path& path) {
 void Transfers::on_drain_report(Peer& peer, const control::PathDrained& state) {
   const DrainReport report{
       .received = true, .exact = state.exact, .imms_received = state.imms_received};
-  const auto broken = std::find_if(broken_.begin(), broken_.end(), [&](const auto& connection) {
-    return connection->peer == peer.slot && connection->ref == state.ref;
-  });
+  const auto broken = std::find_if(
+      broken_.begin(), broken_.end(), [&](const auto& connection) FABRIC_REQUIRES(state_lock) {
+        return connection->peer == peer.slot && connection->ref == state.ref;
+      });
   if (broken != broken_.end()) {
     reconcile(**broken, report);
     return;
   }
-  const auto path = std::find_if(paths_.begin(), paths_.end(), [&](const auto& p) {
-    return p->peer == peer.slot && p->ref == state.ref && p->state != Path::State::kFree &&
-           p->state != Path::State::kBackingOff;
-  });
+  const auto path =
+      std::find_if(paths_.begin(), paths_.end(), [&](const auto& p) FABRIC_REQUIRES(state_lock) {
+        return p->peer == peer.slot && p->ref == state.ref && p->state != Path::State::kFree &&
+               p->state != Path::State::kBackingOff;
+      });
   if (path == paths_.end()) return;  // of a path that never carried a write
   // The target closed its end first: close ours, as after an error.
   (*path)->drain_report = report;
@@ -262,9 +265,10 @@ void Transfers::reconcile(BrokenConnection& broken, const DrainReport& report) {
     core_.protocol.count(ProtocolEvent::kReconciledUnproved);
   }
   reconcile_writes(broken, report);
-  const auto at = std::find_if(broken_.begin(), broken_.end(), [&](const auto& connection) {
-    return connection->peer == peer.slot && connection->ref == ref;
-  });
+  const auto at = std::find_if(broken_.begin(), broken_.end(),
+                               [&](const auto& connection) FABRIC_REQUIRES(state_lock) {
+                                 return connection->peer == peer.slot && connection->ref == ref;
+                               });
   if (at != broken_.end()) drop_broken(static_cast<size_t>(at - broken_.begin()));
   core_.peers.check_drains(peer);
 }
@@ -327,7 +331,7 @@ void Transfers::replay_shard(BrokenConnection& broken, Op& op, PendingFragment r
     const OpHold hold(op);
     std::erase_if(broken.writes, [&](uint32_t cookie) FABRIC_REQUIRES(state_lock) {
       const InflightWrite& write = inflight_[cookie];
-      if (write.op != op.self || write.cut != rest.cut || write.shard != rest.shard) return false;
+      if (write.op != op.slot || write.cut != rest.cut || write.shard != rest.shard) return false;
       give_back_inflight(cookie);
       --op.inflight;
       return true;
@@ -335,7 +339,7 @@ void Transfers::replay_shard(BrokenConnection& broken, Op& op, PendingFragment r
     for (uint32_t i = broken.partly_posted.head; i != kNone;) {
       const PendingFragment& other = pending_.at(i);
       const uint32_t next = other.next;
-      if (other.op == op.self && other.cut == rest.cut && other.shard == rest.shard) {
+      if (other.op == op.slot && other.cut == rest.cut && other.shard == rest.shard) {
         pending_.unlink(i);
         unlink_from_op(op, i);
         pending_.give_back(i);
@@ -365,7 +369,8 @@ void Transfers::resend(Op& op, Peer& peer, uint8_t network_index, PendingFragmen
     complete_unposted(op, fragment, peer.id(), Errc::kRailLost);
     return;
   }
-  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);
+  const uint32_t rail = deal_one(network, up, bytes_to_post(op, fragment));
+  enqueue(op, peer, network, rail, fragment);
 }
 
 // ---- Opening a path again -----------------------------------------------------------------------
@@ -414,7 +419,8 @@ void Transfers::reroute(Path& path) {
       next = fragment.next;
       // Its earlier slices used this path. One immediate must cover them all.
       if (fragment.offset != fragment.shard.begin) continue;
-      Path* to = path_for(peer, network, up.index[take_turns(network, up)]);
+      const uint64_t bytes = bytes_to_post(core_.ops.at(fragment.op), fragment);
+      Path* to = path_for(peer, network, deal_one(network, up, bytes));
       if (to == nullptr) {
         drop_pending(index, Errc::kUnreachable);
       } else {

@@ -6,9 +6,8 @@
 #include "core/inflight.h"
 
 // The fast path, for writes and for targets of a scatter. A part is eligible if
-// - it is one work request: not bulk, at most write_bytes_max, and, with several rails, `unsplit`
-// or
-//   smaller than 2 x stripe_bytes_min;
+// - it is one work request: not bulk, at most write_bytes_max, and, with several rails,
+//   `unsplit` or smaller than 2 x stripe_bytes_min;
 // - its route is cached: the session, the regions and every path of the route are ready;
 // - it overtakes nothing: no fragments or refused writes wait for its rail, and there is room;
 // - the lease is valid, and it is neither cancelled nor past its deadline.
@@ -104,11 +103,16 @@ bool Transfers::look_up_flow(RegionId source, RemoteRegion target) {
   return true;
 }
 
-/// Round robin over the paths of the route, together with all other peers on the same network.
+/// The path of the rail that is next (deal.cc). That of the only one takes no turn.
 [[gnu::always_inline]] inline const CachedPath& Transfers::next_cached_path(
-    const CachedRoute& route) noexcept {
+    const CachedRoute& route) {
   const auto paths = static_cast<uint32_t>(route.paths.size());
-  return route.paths[paths == 1 ? 0 : route.network_slot->rotation % paths];
+  if (paths == 1) return route.paths[0];
+  const NetworkSlot& network = *route.network_slot;
+  const CachedPath& next = route.paths[network.rotation % paths];
+  if (next.rail->dealt_bytes <= network.dealt_max) [[likely]]
+    return next;
+  return least_dealt_path(route);
 }
 
 /// How many writes may be added on the path now: none if that would overtake queued ones.
@@ -179,7 +183,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
       if (op.kind != OpKind::kWrite || !op.same_flow || cancelled || op.size_bytes > size_max)
         break;
     }
-    post_batch.entry[first_entry + n] = op.self;
+    post_batch.entry[first_entry + n] = op.slot;
     deadline_ns = std::min(deadline_ns, op.deadline_ns);
     no_notify = no_notify && Reporter::is_silent(op.notify);
     op.post_batch = post_batch.index;
@@ -194,6 +198,7 @@ uint32_t Transfers::try_add(std::span<const uint32_t> slots) {
   post_batch.deadline_ns = deadline_ns;
   post_batch.no_notify = no_notify;
   post_batch.with_imm |= with_imm << first_entry;
+  if (flow_.route->paths.size() > 1) deal(*flow_.route->network_slot, rail, first.size_bytes);
   account_added(post_batch, cached_path, n);
   return n;
 }
@@ -242,7 +247,7 @@ uint32_t Transfers::add_targets(Op& op, uint32_t first, uint32_t most) {
         .has_imm = uint8_t{has_imm},
         .priority = static_cast<uint8_t>(op.priority)};
     const bool several = route->paths.size() > 1;
-    if (several) ++route->network_slot->rotation;
+    if (several) deal(*route->network_slot, rail, target->size_bytes);
     ++path.inflight;
     ++rail.inflight;
     ++region->inflight;
@@ -303,10 +308,10 @@ PostBatch& Transfers::new_post_batch(Path& path, Peer& peer, RailSlot& rail, Loc
                                                                     LocalRegion* region,
                                                                     const Op& op) {
   PostBatch* const last = rail.open_post_batch;
-  if (last != nullptr && last->op == op.self) [[likely]]
+  if (last != nullptr && last->op == op.slot) [[likely]]
     return *last;
   PostBatch& post_batch = take_post_batch(rail, region, op);
-  post_batch.op = op.self;
+  post_batch.op = op.slot;
   if (rail.staged_count == 0) staged_rails_.push_back(&rail);
   rail.open_post_batch = &post_batch;
   return post_batch;
@@ -339,8 +344,8 @@ inline bool Transfers::fill_from(WriteOp& wr, const WriteOp& base, uint32_t cook
   return has_imm;
 }
 
-/// Adds `n` new entries to the in-flight counts of post batch, path, rail and region, and advances
-/// the rotation over rails. When this rail has kPostMax entries staged, all rails are posted.
+/// Adds `n` new entries to the in-flight counts of post batch, path, rail and region. When this
+/// rail has kPostMax entries staged, all rails are posted.
 [[gnu::always_inline]] inline void Transfers::account_added(PostBatch& post_batch,
                                                             const CachedPath& cached_path,
                                                             uint32_t n) {
@@ -348,7 +353,6 @@ inline bool Transfers::fill_from(WriteOp& wr, const WriteOp& base, uint32_t cook
   rail.staged_count += n;
   post_batch.count += n;
   post_batch.inflight = PostBatch::low_bits(post_batch.count);
-  if (flow_.route->paths.size() > 1) flow_.route->network_slot->rotation += n;
   cached_path.path->inflight += n;
   rail.inflight += n;
   post_batch.region->inflight += n;
@@ -415,7 +419,7 @@ uint32_t Transfers::split_out(PostBatch& post_batch, uint32_t at) {
   write.wr.path = path.id;
   write.wr.size_bytes = source.size_bytes;
   write.wr.has_imm = static_cast<uint8_t>(post_batch.with_imm >> at & 1);
-  write.op = op.self;
+  write.op = op.slot;
   write.part = part;
   write.path = path.index;
   write.peer = path.peer;

@@ -78,9 +78,9 @@ Result<void> Regions::may_grant(RegionId id, PeerId peer_id) const {
 void Regions::start_revoke(Op& op) {
   GrantSlot* grant = grants_.find(op.grant.slot, op.grant.generation);
   if (grant == nullptr) {
-    // A grant leaves the table only with the proof. An id that was never made proves nothing.
-    const GrantSlot* slot = grants_.at(op.grant.slot);
-    const bool ended = slot != nullptr && op.grant.generation <= slot->last_generation;
+    // A grant leaves the table only with the proof. An id that grant() did not return,
+    // such as one of another engine, proves nothing.
+    const bool ended = grants_.was_published(op.grant.slot, op.grant.generation);
     core_.complete(op, ended ? Errc::kOk : Errc::kNotFound,
                    ended ? Remote::kDelivered : Remote::kUnknown);
     return;
@@ -89,7 +89,7 @@ void Regions::start_revoke(Op& op) {
     core_.complete(op, Errc::kBusy, Remote::kUnknown);
     return;
   }
-  grant->revoke_op = op.self;
+  grant->revoke_op = op.slot;
   const int64_t half = core_.now_ns + (op.deadline_ns - core_.now_ns) / 2;
   core_.timers.set(op.timer, std::min(core_.now_ns + kGrantGraceNs, half));
   if (grant->phase == GrantSlot::Phase::kLive) ask_importer(op.grant.slot);
@@ -165,7 +165,7 @@ void Regions::on_grant_fenced(uint32_t slot) {
 
 void Regions::stop_revoke(Op& op, Errc code) {
   GrantSlot* grant = grants_.find(op.grant.slot, op.grant.generation);
-  if (grant != nullptr && grant->revoke_op == op.self) {
+  if (grant != nullptr && grant->revoke_op == op.slot) {
     grant->revoke_op = kNone;
     grant->unproved_op = op.id();
     release_grant(op.grant.slot);  // the proof may still come, as an event

@@ -48,7 +48,7 @@ inline uint32_t Transfers::room_on(const RailSlot& rail, const Path& path) noexc
 inline void Transfers::open_inflight(uint32_t cookie, Op& op, Peer& peer, Path& path,
                                      RailSlot& rail, LocalRegion* region) {
   InflightWrite& write = inflight_[cookie];
-  write.op = op.self;
+  write.op = op.slot;
   write.path = path.index;
   write.peer = path.peer;
   write.region_slot = region == nullptr ? kNone : op.source.slot;

@@ -11,10 +11,10 @@ namespace fabric::core {
 
 /// The base of a prepared list's slot.
 struct ListHead : SlotHead {
-  /// Who needs the list: its handle, submitters that read it, operations that use it. Taking the
-  /// last one away frees the list. Starts with the handle's; 0: the slot is free. A reader counts
-  /// itself only while the count is not 0 (acquire); leaving is a release, and the last one to
-  /// leave acquires.
+  /// Reference count: the handle, submitters that read the list, operations that use it. Dropping
+  /// the last reference frees the list. Starts at 1, for the handle; 0: the slot is free. A reader
+  /// adds itself only while the count is not 0 (acquire); dropping a reference is a release, and
+  /// dropping the last one also acquires.
   std::atomic<uint32_t> users{0};
   uint32_t self = 0;  ///< its slot
 };

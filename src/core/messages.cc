@@ -11,9 +11,9 @@
 // arrives, in its place. Other control messages keep no order.
 //
 // A message above 64 KiB goes in parts, which are numbered messages of their own: each is
-// retransmitted alone, and they arrive in order. A channel sends one message at a time, with at
-// most kPartsInFlight parts that are not acknowledged. The receiver keeps one incomplete message
-// per channel.
+// retransmitted alone, and they arrive in order. A channel sends one message at a time; the
+// channels of a session take turns, with at most kPartsInFlight parts of all of them that are not
+// acknowledged. The receiver keeps one incomplete message per channel.
 
 namespace fabric::core {
 
@@ -43,15 +43,22 @@ void Peers::start_send(Op& op) {
     core_.complete(op, Errc::kPeerLost, Remote::kNotDelivered);
     return;
   }
-  peer->credits[op.channel].waiting.push_back(op.self);
+  peer->credits[op.channel].waiting.push_back(op.slot);
   send_queued_messages(*peer, op.channel);
 }
 
 void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
   if (!peer.usable()) return;
+  start_sends(peer, channel);
+  if (!peer.channels_in_parts.empty()) send_parts(peer);
+}
+
+/// Sends what the channel has credit for, up to a message that goes in parts: the next ones follow
+/// it.
+void Peers::start_sends(Peer& peer, uint16_t channel) {
   ChannelCredit& credit = peer.credits[channel];
   const uint32_t most = peer.hello.message_credits;
-  while (send_parts(peer, credit) && !credit.waiting.empty()) {
+  while (credit.sending == kNone && !credit.waiting.empty()) {
     Op& op = core_.ops.at(credit.waiting.front());
     const uint32_t credits = message_credits(op.list.count);
     // One that takes more credits than there are goes alone.
@@ -68,46 +75,55 @@ void Peers::send_queued_messages(Peer& peer, uint16_t channel) {
       continue;
     }
     op.ref = new_request(peer, op, true);
-    credit.sending = op.self;
+    credit.sending = op.slot;
     credit.sent_bytes = 0;
-    ++peer.sends_in_parts;
+    peer.channels_in_parts.push_back(channel);
   }
 }
 
-/// Sends as many parts as may be in flight. True: all of them are sent, or there are none.
-bool Peers::send_parts(Peer& peer, ChannelCredit& credit) {
-  if (credit.sending == kNone) return true;
+/// Sends as many parts as may be in flight: one of each channel in turn, so that a stream of large
+/// messages takes its share of the session and no more. Other messages need no room among them, and
+/// take none: whatever else is in flight, large messages go on.
+void Peers::send_parts(Peer& peer) {
+  while (!peer.channels_in_parts.empty() && peer.channel->unacknowledged_parts() < kPartsInFlight) {
+    const uint16_t channel = peer.channels_in_parts.front();
+    peer.channels_in_parts.pop_front();
+    if (send_part(peer, peer.credits[channel])) {
+      start_sends(peer, channel);
+    } else {
+      peer.channels_in_parts.push_back(channel);
+    }
+  }
+}
+
+/// True: it was the last one of its message.
+bool Peers::send_part(Peer& peer, ChannelCredit& credit) {
   const Op& op = core_.ops.at(credit.sending);
   const auto bytes = op.list.as<const std::byte>();
-  while (peer.channel->unacknowledged() < kPartsInFlight) {
-    const size_t size = std::min<size_t>(kPartBytes, bytes.size() - credit.sent_bytes);
-    send(peer, MessageType::kMessagePart,
-         control::encode(control::MessagePart{.ref = op.ref,
-                                              .channel = op.channel,
-                                              .total_bytes = op.list.count,
-                                              .offset = credit.sent_bytes,
-                                              .bytes = bytes.subspan(credit.sent_bytes, size)}));
-    credit.sent_bytes += static_cast<uint32_t>(size);
-    if (credit.sent_bytes < bytes.size()) continue;
-    credit.sending = kNone;
-    --peer.sends_in_parts;
-    return true;
-  }
-  return false;
+  const size_t size = std::min<size_t>(kPartBytes, bytes.size() - credit.sent_bytes);
+  send(peer, MessageType::kMessagePart,
+       control::encode(control::MessagePart{.ref = op.ref,
+                                            .channel = op.channel,
+                                            .total_bytes = op.list.count,
+                                            .offset = credit.sent_bytes,
+                                            .bytes = bytes.subspan(credit.sent_bytes, size)}));
+  credit.sent_bytes += static_cast<uint32_t>(size);
+  if (credit.sent_bytes < bytes.size()) return false;
+  credit.sending = kNone;
+  return true;
 }
 
-/// Parts were acknowledged: there may be room for more.
-void Peers::resume_parts(Peer& peer) {
-  for (const auto& [channel, credit] : peer.credits) {
-    if (credit.sending != kNone) send_queued_messages(peer, channel);
-  }
+/// The message that the channel is sending in parts ends before its last part.
+void Peers::end_parts(Peer& peer, uint16_t channel) {
+  peer.credits[channel].sending = kNone;
+  std::erase(peer.channels_in_parts, channel);
 }
 
 /// Stops a message that is being sent in parts: without its last one it is never delivered. The
 /// peer forgets what it has, and sends no reply.
 bool Peers::withdraw_parts(Peer& peer, const Op& op) {
   ChannelCredit& credit = peer.credits[op.channel];
-  if (credit.sending != op.self) return false;
+  if (credit.sending != op.slot) return false;
   if (peer.usable() && credit.sent_bytes > 0) {
     send(peer, MessageType::kMessagePart,
          control::encode(control::MessagePart{.ref = op.ref,
@@ -115,8 +131,7 @@ bool Peers::withdraw_parts(Peer& peer, const Op& op) {
                                               .total_bytes = op.list.count,
                                               .offset = credit.sent_bytes}));
   }
-  credit.sending = kNone;
-  --peer.sends_in_parts;
+  end_parts(peer, op.channel);
   credit.outstanding -= std::min(credit.outstanding, message_credits(op.list.count));
   peer.requests.erase(op.ref);
   return true;
@@ -268,10 +283,8 @@ void Peers::message_answered(Peer& peer, const PendingRequest& request, Op* op, 
   ChannelCredit& credit = peer.credits[request.channel];
   credit.outstanding -= std::min(credit.outstanding, request.credits);
   if (op != nullptr) {
-    if (credit.sending == op->self) {
-      credit.sending = kNone;  // refused before all of its parts were sent
-      --peer.sends_in_parts;
-    }
+    // Refused before all of its parts were sent.
+    if (credit.sending == op->slot) end_parts(peer, request.channel);
     for (Traffic* t : {&peer.tx(), &core_.tx}) ++t->messages;
     const bool ok = code == Errc::kOk;
     core_.complete(*op, code, ok ? Remote::kDelivered : Remote::kNotDelivered,

@@ -142,13 +142,13 @@ struct OpHead {
 
   OpKind kind = OpKind::kWrite;
   Priority priority = Priority::kNormal;
-  uint32_t self = 0;                 ///< its slot
+  uint32_t slot = 0;                 ///< in OpTable
   uint32_t quota_peer = UINT32_MAX;  ///< slot of the peer whose quota it is charged to
   uint32_t post_batch = UINT32_MAX;  ///< a write in a compact post batch: the index of that
   int64_t submitted_ns = 0;
   int64_t deadline_ns = 0;
 
-  OpId id() const noexcept { return OpId(self, generation.load(std::memory_order_relaxed)); }
+  OpId id() const noexcept { return OpId(slot, generation.load(std::memory_order_relaxed)); }
 };
 
 /// One accepted operation: what was requested, how far it has come, how it is to be reported.
@@ -166,6 +166,9 @@ struct OpHead {
 ///
 /// An operation completes when every part has completed, nothing of it is in flight, and no OpHold
 /// is left. The members that the fast path touches come first.
+///
+/// Not annotated with the state lock: the submitter fills OpRequest and OpHead without it, and only
+/// the submission ring orders that before the worker's reads, which the analysis cannot follow.
 struct alignas(64) Op : OpHead, OpRequest, OpProgress {
   HeapTimer timer{};
   uint32_t running_prev = UINT32_MAX, running_next = UINT32_MAX;
@@ -195,7 +198,7 @@ class OpTable {
         charged_(std::make_unique<std::atomic<uint32_t>[]>(peers_max)),
         free_(max),
         max_(max) {
-    for (uint32_t i = 0; i < max; ++i) ops_[i].self = i;
+    for (uint32_t i = 0; i < max; ++i) ops_[i].slot = i;
   }
 
   /// Counts before it takes, sequentially consistent: close() sets its flag and then reads the
@@ -230,7 +233,7 @@ class OpTable {
   void give_back(Op& op) noexcept {
     if (op.quota_peer != UINT32_MAX) uncharge(op.quota_peer);
     reset(op);
-    give_back({&op.self, 1});
+    give_back({&op.slot, 1});
   }
   /// Ends this generation of the slot. The caller uncharges it and gives it back with others.
   static void reset(Op& op) noexcept {

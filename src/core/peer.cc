@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kCountsNs = 100'000'000;  // how long the last counts of a lost peer may take
 constexpr uint32_t kByes = 5;  // a bye may get lost; a peer that misses all of them times out
 
-bool has_route(const Peer& peer) {
+bool has_route(const Peer& peer) FABRIC_REQUIRES(state_lock) {
   return std::any_of(peer.route.begin(), peer.route.end(), [](const auto& row) {
     return std::any_of(row.begin(), row.end(), [](uint8_t n) { return n != kNoNetwork; });
   });
@@ -56,8 +56,9 @@ Peer* Peers::by_engine(uint64_t engine_id) const {
 bool Peers::all_sessions_lost(uint64_t engine_id) const {
   const auto peers = all();
   return by_engine(engine_id) == nullptr &&
-         std::any_of(peers.begin(), peers.end(),
-                     [&](const Peer* peer) { return peer->remote.engine_id == engine_id; });
+         std::any_of(peers.begin(), peers.end(), [&](const Peer* peer) FABRIC_REQUIRES(state_lock) {
+           return peer->remote.engine_id == engine_id;
+         });
 }
 
 Peer* Peers::by_session(uint64_t local_session) const {
@@ -131,7 +132,7 @@ void Peers::reset(Peer& peer) {
   peer.early.clear();
   peer.early_bytes = 0;
   peer.partial.clear();
-  peer.sends_in_parts = 0;
+  peer.channels_in_parts.clear();
   peer.held.clear();
   peer.bound.clear();
   peer.imported.clear();
@@ -384,7 +385,7 @@ void Peers::lose(Peer& peer, PeerState state, Errc code, bool notify_peer) {
   peer.early.clear();
   peer.early_bytes = 0;
   peer.partial.clear();
-  peer.sends_in_parts = 0;
+  peer.channels_in_parts.clear();
   peer.drain_replies.clear();
   peer.revoked_keys.clear();
   // Its last writes may still be in a NIC queue. An inbound path is down only after its last count,
@@ -410,14 +411,16 @@ void Peers::close_all() {
 
 bool Peers::inbound_closed() const {
   const auto peers = all();
-  return std::all_of(peers.begin(), peers.end(),
-                     [](const Peer* peer) { return peer->inbound.empty(); });
+  return std::all_of(peers.begin(), peers.end(), [](const Peer* peer) FABRIC_REQUIRES(state_lock) {
+    return peer->inbound.empty();
+  });
 }
 
 bool Peers::byes_sent() const {
   const auto peers = all();
-  return std::all_of(peers.begin(), peers.end(),
-                     [](const Peer* peer) { return peer->byes_left == 0; });
+  return std::all_of(peers.begin(), peers.end(), [](const Peer* peer) FABRIC_REQUIRES(state_lock) {
+    return peer->byes_left == 0;
+  });
 }
 
 /// The peer chooses its own routes, so the networks of its inbound paths count as well as ours.

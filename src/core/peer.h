@@ -118,106 +118,133 @@ struct PeerHead : SlotHead {
 /// One session with one incarnation of a remote engine, or with this engine itself. Owned by the
 /// table of Peers and guarded by the state lock, except for its head.
 struct Peer : PeerHead {
-  uint32_t slot = 0;
-  bool is_self = false;
-  bool passive = false;  ///< the remote engine opened the session
-  control::Address remote{};
-  control::Hello hello{};  ///< received in its hello or welcome
-  ConnectOptions options{};
-  uint64_t local_session = 0, remote_session = 0;
-  std::unique_ptr<control::ReliableChannel> channel{};
+  uint32_t slot FABRIC_GUARDED_BY(state_lock) = 0;
+  bool is_self FABRIC_GUARDED_BY(state_lock) = false;
+  bool passive FABRIC_GUARDED_BY(state_lock) = false;  ///< the remote engine opened the session
+  control::Address remote FABRIC_GUARDED_BY(state_lock){};
+  control::Hello hello FABRIC_GUARDED_BY(state_lock){};  ///< received in its hello or welcome
+  ConnectOptions options FABRIC_GUARDED_BY(state_lock){};
+  uint64_t local_session FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t remote_session FABRIC_GUARDED_BY(state_lock) = 0;
+  std::unique_ptr<control::ReliableChannel> channel FABRIC_GUARDED_BY(state_lock){};
 
   struct Link {
     uint8_t network = 0;
     uint32_t id = 0;
   };
-  std::vector<Link> links{};  ///< in the local order of networks
-  uint32_t link_in_use = 0;
-  std::vector<int> section_of{};  ///< per local network: index in remote.networks, or -1
-  std::vector<const char*> no_link_reason{};  ///< per local network: why there is no link, or null
+  std::vector<Link> links FABRIC_GUARDED_BY(state_lock){};  ///< in the local order of networks
+  uint32_t link_in_use FABRIC_GUARDED_BY(state_lock) = 0;
+  /// Per local network: index in remote.networks, or -1.
+  std::vector<int> section_of FABRIC_GUARDED_BY(state_lock){};
+  /// Per local network: why there is no link, or null.
+  std::vector<const char*> no_link_reason FABRIC_GUARDED_BY(state_lock){};
 
-  HeapTimer timer{};
-  int64_t hello_due_ns = kNeverNs, hello_interval_ns = 0;
+  HeapTimer timer FABRIC_GUARDED_BY(state_lock){};
+  int64_t hello_due_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
+  int64_t hello_interval_ns FABRIC_GUARDED_BY(state_lock) = 0;
   /// Lost, and its last counts may still arrive: when its bound counters are aborted at the latest.
-  int64_t abort_counters_ns = kNeverNs;
-  int64_t connect_deadline_ns = kNeverNs;  ///< kConnecting becomes kLost then
-  int64_t last_received_ns = 0;            ///< any control message
+  int64_t abort_counters_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
+  /// kConnecting becomes kLost then.
+  int64_t connect_deadline_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
+  int64_t last_received_ns FABRIC_GUARDED_BY(state_lock) = 0;  ///< any control message
 
   // Liveness (liveness.cc).
-  int64_t state_since_ns = 0;
-  int64_t unreachable_ns = kNeverNs;  ///< a path broke without an answer, and nothing came since
-  int64_t host_alive_ns = kNeverNs;   ///< when its NIC last acknowledged a write
-  int64_t grace_until_ns = 0;  ///< no state change before: this process was stopped for a while
-  int64_t last_ping_ns = 0, ping_interval_ns = 0;
-  bool ping_outstanding = false;  ///< the last ping has no pong yet
-  bool lease_wanted = false;      ///< writes are pending and the lease has expired
-  int64_t lease_start_ns = 0;     ///< send time of the last ping that was answered, local clock
-  int64_t lease_ns = INT64_MAX;
+  int64_t state_since_ns FABRIC_GUARDED_BY(state_lock) = 0;
+  /// A path broke without an answer, and nothing came since.
+  int64_t unreachable_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
+  /// When its NIC last acknowledged a write.
+  int64_t host_alive_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
+  /// No state change before: this process was stopped for a while.
+  int64_t grace_until_ns FABRIC_GUARDED_BY(state_lock) = 0;
+  int64_t last_ping_ns FABRIC_GUARDED_BY(state_lock) = 0;
+  int64_t ping_interval_ns FABRIC_GUARDED_BY(state_lock) = 0;
+  bool ping_outstanding FABRIC_GUARDED_BY(state_lock) = false;  ///< the last ping has no pong yet
+  /// Writes are pending and the lease has expired.
+  bool lease_wanted FABRIC_GUARDED_BY(state_lock) = false;
+  /// Send time of the last ping that was answered, local clock.
+  int64_t lease_start_ns FABRIC_GUARDED_BY(state_lock) = 0;
+  int64_t lease_ns FABRIC_GUARDED_BY(state_lock) = INT64_MAX;
 
-  int64_t link_full_until_ns = 0;
-  uint32_t byes_left = 0;
-  Errc lost_code = Errc::kOk;
-  bool dirty = false;      ///< has something to send this turn
-  bool fencing = false;    ///< one side fences the other: new operations are rejected
-  bool quiet = false;      ///< it confirmed a fence: none of its writes is in flight any more
-  bool announced = false;  ///< published to subscribers
+  int64_t link_full_until_ns FABRIC_GUARDED_BY(state_lock) = 0;
+  uint32_t byes_left FABRIC_GUARDED_BY(state_lock) = 0;
+  Errc lost_code FABRIC_GUARDED_BY(state_lock) = Errc::kOk;
+  bool dirty FABRIC_GUARDED_BY(state_lock) = false;  ///< has something to send this turn
+  /// One side fences the other: new operations are rejected.
+  bool fencing FABRIC_GUARDED_BY(state_lock) = false;
+  /// It confirmed a fence: none of its writes is in flight any more.
+  bool quiet FABRIC_GUARDED_BY(state_lock) = false;
+  bool announced FABRIC_GUARDED_BY(state_lock) = false;  ///< published to subscribers
 
-  std::array<std::array<uint8_t, kKinds>, kKinds> route{};
-  std::array<std::array<std::string, kKinds>, kKinds> route_reason{};
+  std::array<std::array<uint8_t, kKinds>, kKinds> route FABRIC_GUARDED_BY(state_lock){};
+  std::array<std::array<std::string, kKinds>, kKinds> route_reason FABRIC_GUARDED_BY(state_lock){};
 
-  PendingQueue waiting{};                                ///< until the session is up
-  std::vector<std::array<uint32_t, kRailsMax>> paths{};  ///< per network and local rail
-  std::vector<InboundPath> inbound{};
-  uint64_t next_write_seq = 1;
-  std::vector<DrainReply> drain_replies{};
+  PendingQueue waiting FABRIC_GUARDED_BY(state_lock){};  ///< until the session is up
+  /// Per network and local rail.
+  std::vector<std::array<uint32_t, kRailsMax>> paths FABRIC_GUARDED_BY(state_lock){};
+  std::vector<InboundPath> inbound FABRIC_GUARDED_BY(state_lock){};
+  uint64_t next_write_seq FABRIC_GUARDED_BY(state_lock) = 1;
+  std::vector<DrainReply> drain_replies FABRIC_GUARDED_BY(state_lock){};
   /// A write completed with an unknown fate on a network that cannot prove a drain: no later drain
   /// reply may claim one.
-  bool drain_unprovable = false;
+  bool drain_unprovable FABRIC_GUARDED_BY(state_lock) = false;
   /// Counter keys that the peer revoked: writes under them are rejected. Each with the ref of our
   /// first request after the revocation arrived: a reply to an earlier request names the previous
   /// generation of the counter key.
-  std::unordered_map<uint32_t, uint32_t> revoked_keys{};
-  uint32_t revocations_sent = 0;  ///< of our counter keys, remembered by the peer in the same way
+  std::unordered_map<uint32_t, uint32_t> revoked_keys FABRIC_GUARDED_BY(state_lock){};
+  /// Of our counter keys, remembered by the peer in the same way.
+  uint32_t revocations_sent FABRIC_GUARDED_BY(state_lock) = 0;
 
-  uint32_t next_ref = 1;
-  std::map<uint32_t, PendingRequest> requests{};        ///< by ref, which the reply repeats
-  std::map<uint32_t, Revocation> region_revocations{};  ///< sent, waiting for kRegionRevoked
-  std::map<uint16_t, ChannelCredit> credits{};          ///< ours towards them
-  std::map<uint64_t, EarlyMessage> early{};             ///< by number; at most the channel's window
-  uint64_t early_bytes = 0;
-  std::map<uint16_t, PartialMessage> partial{};  ///< at most one per channel with a listener
-  uint32_t sends_in_parts = 0;                   ///< channels with a message that is being sent
-  std::map<uint16_t, std::deque<HeldMessage>> held{};  ///< at most Config::message_credits each
-  std::vector<CounterKey> bound{};   ///< counters that are aborted when the peer is lost
-  std::vector<uint32_t> imported{};  ///< slots of its imported regions, revoked ones included
-  uint32_t fence_op = UINT32_MAX;
-  bool fence_proved = false;    ///< no write of this session can land here any more
-  OpId unproved_fence{};        ///< the last fence that completed without proof
-  uint32_t grants_awaited = 0;  ///< its grants that are not released on every rail
-  uint32_t names_pending = 0;
+  uint32_t next_ref FABRIC_GUARDED_BY(state_lock) = 1;
+  /// By ref, which the reply repeats.
+  std::map<uint32_t, PendingRequest> requests FABRIC_GUARDED_BY(state_lock){};
+  /// Sent, waiting for kRegionRevoked.
+  std::map<uint32_t, Revocation> region_revocations FABRIC_GUARDED_BY(state_lock){};
+  std::map<uint16_t, ChannelCredit> credits FABRIC_GUARDED_BY(state_lock){};  ///< ours towards them
+  /// By number; at most the channel's window.
+  std::map<uint64_t, EarlyMessage> early FABRIC_GUARDED_BY(state_lock){};
+  uint64_t early_bytes FABRIC_GUARDED_BY(state_lock) = 0;
+  /// At most one per channel with a listener.
+  std::map<uint16_t, PartialMessage> partial FABRIC_GUARDED_BY(state_lock){};
+  /// Channels with a message that is being sent in parts, in the order of their turns.
+  std::deque<uint16_t> channels_in_parts FABRIC_GUARDED_BY(state_lock){};
+  /// At most Config::message_credits each.
+  std::map<uint16_t, std::deque<HeldMessage>> held FABRIC_GUARDED_BY(state_lock){};
+  /// Counters that are aborted when the peer is lost.
+  std::vector<CounterKey> bound FABRIC_GUARDED_BY(state_lock){};
+  /// Slots of its imported regions, revoked ones included.
+  std::vector<uint32_t> imported FABRIC_GUARDED_BY(state_lock){};
+  uint32_t fence_op FABRIC_GUARDED_BY(state_lock) = UINT32_MAX;
+  /// No write of this session can land here any more.
+  bool fence_proved FABRIC_GUARDED_BY(state_lock) = false;
+  /// The last fence that completed without proof.
+  OpId unproved_fence FABRIC_GUARDED_BY(state_lock){};
+  /// Its grants that are not released on every rail.
+  uint32_t grants_awaited FABRIC_GUARDED_BY(state_lock) = 0;
+  uint32_t names_pending FABRIC_GUARDED_BY(state_lock) = 0;
 
   struct Counts {
     Traffic tx{}, rx{};
   };
-  std::unique_ptr<Counts> counts{};  ///< traffic; null before there is any
-  Traffic& tx() { return ensure_counts().tx; }
-  Traffic& rx() { return ensure_counts().rx; }
-  Counts& ensure_counts() {
+  /// Null before there is any traffic.
+  std::unique_ptr<Counts> counts FABRIC_GUARDED_BY(state_lock){};
+  Traffic& tx() FABRIC_REQUIRES(state_lock) { return ensure_counts().tx; }
+  Traffic& rx() FABRIC_REQUIRES(state_lock) { return ensure_counts().rx; }
+  Counts& ensure_counts() FABRIC_REQUIRES(state_lock) {
     if (counts == nullptr) counts = std::make_unique<Counts>();
     return *counts;
   }
 
-  PeerId id() const noexcept { return PeerId(slot, last_generation); }
+  PeerId id() const noexcept FABRIC_REQUIRES(state_lock) { return PeerId(slot, last_generation); }
   bool usable() const noexcept {
     const PeerState s = state.load(std::memory_order_relaxed);
     return s == PeerState::kConnected || s == PeerState::kStalled;
   }
   /// The peer may have declared this engine lost. Nothing is posted until it answers a new ping.
-  bool lease_expired(int64_t now_ns) const noexcept {
+  bool lease_expired(int64_t now_ns) const noexcept FABRIC_REQUIRES(state_lock) {
     return !is_self && now_ns - lease_start_ns >= lease_ns;
   }
   /// The peer may already consider the session connected: its kReady is in flight, or was lost.
-  bool half_open() const noexcept {
+  bool half_open() const noexcept FABRIC_REQUIRES(state_lock) {
     return state.load(std::memory_order_relaxed) == PeerState::kConnecting && remote_session != 0;
   }
 };
@@ -375,8 +402,10 @@ class Peers {
       FABRIC_REQUIRES(state_lock);
   void message_answered(Peer& peer, const PendingRequest& request, Op* op, Errc code)
       FABRIC_REQUIRES(state_lock);
-  bool send_parts(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
-  void resume_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  void start_sends(Peer& peer, uint16_t channel) FABRIC_REQUIRES(state_lock);
+  void send_parts(Peer& peer) FABRIC_REQUIRES(state_lock);
+  bool send_part(Peer& peer, ChannelCredit& credit) FABRIC_REQUIRES(state_lock);
+  static void end_parts(Peer& peer, uint16_t channel) FABRIC_REQUIRES(state_lock);
   bool withdraw_parts(Peer& peer, const Op& op) FABRIC_REQUIRES(state_lock);
   void on_resolve(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);
   void on_resolved(Peer& peer, const control::Body& body) FABRIC_REQUIRES(state_lock);

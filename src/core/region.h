@@ -151,6 +151,11 @@ class Regions {
  public:
   explicit Regions(EngineCore& core);
 
+  /// As for ListTable. Before the first grant.
+  void set_first_grant_generation(uint32_t generation) noexcept {
+    grants_.set_generation(generation);
+  }
+
   // Any thread, no lock. `what` names the argument in the error.
   Result<uint64_t> local_size(RegionId region, const char* what) const noexcept;
   Result<uint64_t> remote_size(RemoteRegion region, const char* what) const noexcept;

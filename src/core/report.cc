@@ -210,7 +210,7 @@ void Reporter::deliver(const Notify& notify, Event event, const EventExtra& extr
                         .fn = NotifyAccess::fn(notify),
                         .context = NotifyAccess::target(notify)};
       if (op != nullptr) {
-        item.op = op->self;
+        item.op = op->slot;
         op->state.store(OpState::kReporting, std::memory_order_relaxed);
       }
       // There is always room: one entry per slot, and the slot is given back after the callback.

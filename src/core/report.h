@@ -238,7 +238,7 @@ class Reporter {
   }
   void defer_slot(Op& op) FABRIC_REQUIRES(state_lock) {
     OpTable::reset(op);
-    deferred_.slots[deferred_.slot_count++] = op.self;
+    deferred_.slots[deferred_.slot_count++] = op.slot;
     if (deferred_.slot_count == deferred_.slots.size()) report_deferred();
   }
   void flush_deferred() FABRIC_REQUIRES(state_lock) {

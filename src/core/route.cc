@@ -41,7 +41,7 @@ void Transfers::start(Op& op) {
 
 void Transfers::start_parts(Op& op, uint32_t first, uint32_t count) {
   PendingFragment fragment{
-      .op = op.self, .part = first, .count = count, .size_bytes = op.size_bytes};
+      .op = op.slot, .part = first, .count = count, .size_bytes = op.size_bytes};
   PeerId id{};
   Errc code = Errc::kOk;
   if (op.kind == OpKind::kSignal) {
@@ -114,14 +114,6 @@ NetworkSlot* Transfers::choose_network(const Op& op, uint32_t part, const Peer& 
   return &core_.networks[chosen];
 }
 
-/// Takes `n` turns in the rotation over these rails. Returns the first one, an index into `up`. A
-/// peer that one rail reaches takes none: the others would skip rails.
-uint32_t Transfers::take_turns(NetworkSlot& network, const RailSet& up, uint32_t n) {
-  const uint32_t first = network.rotation;
-  if (up.count > 1) network.rotation += n;
-  return first % up.count;
-}
-
 /// Takes a fragment that waited for its peer and puts its parts on paths, or completes them with an
 /// error if there is no route.
 void Transfers::route(uint32_t index) {
@@ -148,7 +140,7 @@ void Transfers::route(uint32_t index) {
     } else if (op.kind == OpKind::kPaged) {
       route_paged(op, peer, *network, up);
     } else {
-      enqueue(op, peer, *network, up.index[take_turns(*network, up)], fragment);
+      enqueue(op, peer, *network, deal_one(*network, up, 0), fragment);  // of a signal
     }
   }
   complete_if_done(op);
@@ -185,7 +177,10 @@ void Transfers::route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& net
   for (uint32_t i = 0; i < cut.count; ++i) {
     progress.slices += slice_count(cut.begin[i + 1] - cut.begin[i], progress.slice_bytes);
   }
-  const uint32_t first = take_turns(network, up, cut.count);
+  const uint32_t first = next_rail(network, up);
+  for (uint32_t i = 0; i < cut.count; ++i) {
+    deal_to(network, up, first + i, cut.begin[i + 1] - cut.begin[i]);
+  }
   if (op.kind != OpKind::kWrite && progress.slices == 1) {
     enqueue(op, peer, network, up.index[first], {.part = part, .count = 1});
     return;
@@ -209,20 +204,21 @@ void Transfers::route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& net
 
 void Transfers::route_paged(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const uint32_t rails = std::min(up.count, op.parts);
-  const uint32_t first = take_turns(network, up);
+  const uint32_t first = next_rail(network, up);
   for (uint32_t i = 0; i < rails; ++i) {
     const uint32_t count = (op.parts - i + rails - 1) / rails;
+    deal_to(network, up, first + i, count * op.size_bytes, count);
     enqueue(op, peer, network, up.index[(first + i) % up.count],
             {.part = i, .stride = rails, .count = count});
   }
 }
 
-/// In turns over the rails, as pages. If the list has writes that are too large for one work
-/// request, those of this range fail alone.
+/// Each rail gets a run of the writes. If the list has writes that are too large for one work
+/// request, those of this range fail alone, and the others take turns.
 void Transfers::route_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up) {
   const uint64_t most = network.rails[0].caps.write_bytes_max;
   if (op.write_list->entries.size_max <= most) [[likely]] {
-    route_paged(op, peer, network, up);
+    deal_listed(op, peer, network, up);
     return;
   }
   for (uint32_t i = 0; i < op.parts; ++i) {
@@ -230,7 +226,7 @@ void Transfers::route_listed(Op& op, Peer& peer, NetworkSlot& network, const Rai
     if (op.listed[i].size_bytes > most) {
       complete_unposted(op, one, peer.id(), Errc::kTooLarge);
     } else {
-      enqueue(op, peer, network, up.index[take_turns(network, up)], one);
+      enqueue(op, peer, network, deal_one(network, up, op.listed[i].size_bytes), one);
     }
   }
 }
@@ -243,7 +239,7 @@ void Transfers::enqueue(Op& op, Peer& peer, NetworkSlot& network, uint32_t rail,
     return;
   }
   const bool is_backing_off = path->state == Path::State::kBackingOff;
-  fragment.op = op.self;
+  fragment.op = op.slot;
   fragment.peer = peer.slot;
   fragment.path = path->index;
   fragment.queue = nullptr;

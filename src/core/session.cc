@@ -134,7 +134,7 @@ void Peers::on_datagram(uint8_t network, std::span<const std::byte> datagram, in
   }
   if (peer->remote_session == 0) return;  // overtook the welcome
   peer->channel->on_ack(header.ack, header.ack_bits);
-  if (peer->sends_in_parts != 0) resume_parts(*peer);
+  if (!peer->channels_in_parts.empty()) send_parts(*peer);  // there may be room for more
   // kReady, or any numbered message, proves that our welcome arrived.
   if (peer->state.load(std::memory_order_relaxed) == PeerState::kConnecting) connected(*peer);
   if (header.type == MessageType::kPing) on_ping(*peer, frame->body);

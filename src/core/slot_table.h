@@ -81,6 +81,15 @@ class SlotTable {
     return item->generation.load(std::memory_order_acquire) == generation ? item : nullptr;
   }
 
+  /// Whether publish() has returned this generation of the slot, whatever became of it. By the
+  /// distance to the first one, so that a table that counts from another one has not. Under
+  /// the owner's lock.
+  bool was_published(uint32_t slot, uint32_t generation) const noexcept {
+    if (generation == 0 || slot >= made_) return false;
+    const uint32_t distance = generation - first_generation_;
+    return distance != 0 && distance <= at(slot)->last_generation - first_generation_;
+  }
+
   T* at(uint32_t slot) const noexcept {
     if (slot >= max_) return nullptr;
     T* chunk = chunks_[slot / kChunk].load(std::memory_order_acquire);

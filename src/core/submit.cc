@@ -125,7 +125,7 @@ void EngineCore::discard(Op& op) {
 Result<OpId> EngineCore::launch(Op& op) {
   const OpId id = op.id();
   // One entry per slot: it cannot be full.
-  FABRIC_CHECK(submissions.push(op.self), "submission ring overflow");
+  FABRIC_CHECK(submissions.push(op.slot), "submission ring overflow");
   driver->wake(*this);
   return id;
 }
@@ -577,7 +577,7 @@ Result<OpId> EngineCore::expect(const Expected& expected, const Notify& notify, 
   const OpId id = op.id();
   // From here on any thread may complete it: everything above is visible to that thread.
   Result<CounterTable::Armed> armed(CounterTable::Armed{.met = true});
-  if (expected.n != 0) armed = counters.table.expect(expected.key, expected.n, op.self);
+  if (expected.n != 0) armed = counters.table.expect(expected.key, expected.n, op.slot);
   if (!armed) {
     discard(op);
     return armed.error();
@@ -588,7 +588,7 @@ Result<OpId> EngineCore::expect(const Expected& expected, const Notify& notify, 
     op.completed_early = true;
     op.early_code = Errc::kOk;
   }
-  FABRIC_CHECK(submissions.push(op.self), "submission ring overflow");
+  FABRIC_CHECK(submissions.push(op.slot), "submission ring overflow");
   driver->wake(*this);
   return id;
 }

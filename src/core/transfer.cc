@@ -73,7 +73,7 @@ void Transfers::stop(Op& op, Errc code) {
       for (RailSlot& rail : network.rails) {
         std::vector<uint32_t> withdrawn;
         std::erase_if(rail.backlog, [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
-          if (inflight_[wr.cookie].op != op.self) return false;
+          if (inflight_[wr.cookie].op != op.slot) return false;
           withdrawn.push_back(wr.cookie);
           return true;
         });
@@ -93,7 +93,7 @@ void Transfers::force_drain(Op& op) {
   expand_all();
   if (op.step++ == 0) {
     for (const InflightWrite& write : inflight_) {
-      if (write.op != op.self || write.in_doubt) continue;
+      if (write.op != op.slot || write.in_doubt) continue;
       Path& path = *paths_[write.path];
       if (path.state != Path::State::kReady) continue;
       FABRIC_LOG(core_.log, kWarning, "core", "an operation does not drain: closing its path",
@@ -110,7 +110,7 @@ void Transfers::force_drain(Op& op) {
   {
     const OpHold hold(op);
     for (uint32_t i = 0; i < inflight_.size(); ++i) {
-      if (inflight_[i].op != op.self || !inflight_[i].in_doubt) continue;
+      if (inflight_[i].op != op.slot || !inflight_[i].in_doubt) continue;
       complete_in_doubt(i, inflight_[i].status);
     }
   }
@@ -297,21 +297,23 @@ void Transfers::begin_close(Path& path) {
   path.state = Path::State::kClosing;
   path.probe_deadline_ns = kNeverNs;
   std::vector<uint32_t> withdrawn;
-  std::erase_if(core_.networks[path.network].rails[path.rail].backlog, [&](const WriteOp& wr) {
-    if (wr.path != path.id) return false;
-    withdrawn.push_back(wr.cookie);
-    return true;
-  });
+  std::erase_if(core_.networks[path.network].rails[path.rail].backlog,
+                [&](const WriteOp& wr) FABRIC_REQUIRES(state_lock) {
+                  if (wr.path != path.id) return false;
+                  withdrawn.push_back(wr.cookie);
+                  return true;
+                });
   for (const uint32_t cookie : withdrawn) {
     retire_write(cookie, {Errc::kRailLost, Remote::kNotDelivered});
   }
 }
 
 void Transfers::on_path_down(const RailSlot& rail, const RailEvent& event) {
-  const auto found = std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
-    return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
-           path->network == rail.network && path->rail == rail.index && path->id == event.path;
-  });
+  const auto found =
+      std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) FABRIC_REQUIRES(state_lock) {
+        return path->state != Path::State::kFree && path->state != Path::State::kBackingOff &&
+               path->network == rail.network && path->rail == rail.index && path->id == event.path;
+      });
   if (found == paths_.end()) return;
   Path& path = **found;
   if (path.state != Path::State::kClosing) {
@@ -486,8 +488,10 @@ uint64_t Transfers::queued_on(const Path& path) noexcept {
 }
 
 bool Transfers::idle() const noexcept {
-  const bool idle = std::all_of(paths_.begin(), paths_.end(),
-                                [](const auto& path) { return path->state == Path::State::kFree; });
+  const bool idle =
+      std::all_of(paths_.begin(), paths_.end(), [](const auto& path) FABRIC_REQUIRES(state_lock) {
+        return path->state == Path::State::kFree;
+      });
   // Otherwise it leaked: nothing is left that could give it back.
   FABRIC_DCHECK(!idle || free_inflight_count_ == inflight_.size(), "a write outlives its path");
   FABRIC_DCHECK(!idle || post_batches_.empty(), "a post batch outlives its path");

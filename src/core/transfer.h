@@ -57,73 +57,101 @@ struct Path {
     kClosing,     ///< this end is being torn down
     kBackingOff,  ///< no connection; it is opened again at `retry_ns`
   };
-  State state = State::kFree;
-  uint32_t index = 0;
-  uint32_t peer = kNone;  ///< slot
-  uint8_t network = 0, rail = 0, remote_rail = 0;
-  bool peer_lost = false;      ///< not opened again once it is down
-  bool needs_probe = false;    ///< the last use failed: nothing is posted until a probe completes
-  bool started = false;        ///< this connection was ready once, so writes may have been posted
-  bool rejected = false;       ///< the peer rejected it permanently: freed once it is down
-  bool broke = false;          ///< this connection failed; this side did not close it
-  bool remote_closed = false;  ///< the target reported that its end is down
-  uint32_t id = 0;             ///< the provider's
-  uint32_t ref = 0;            ///< its number in control messages; new each time it is opened
-  std::array<PendingQueue, 3> queue{};  ///< by priority
-  std::array<uint32_t, 3> next_active{kNone, kNone, kNone};
-  std::array<bool, 3> active{};  ///< in the rail's list of paths with work
-  uint32_t first_inflight = kNone, last_inflight = kNone;  ///< InflightWrites, oldest first
-  uint32_t inflight = 0;  ///< writes in that list, and in compact post batches
+  State state FABRIC_GUARDED_BY(state_lock) = State::kFree;
+  uint32_t index FABRIC_GUARDED_BY(state_lock) = 0;
+  uint32_t peer FABRIC_GUARDED_BY(state_lock) = kNone;  ///< slot
+  uint8_t network FABRIC_GUARDED_BY(state_lock) = 0;
+  uint8_t rail FABRIC_GUARDED_BY(state_lock) = 0;
+  uint8_t remote_rail FABRIC_GUARDED_BY(state_lock) = 0;
+  bool peer_lost FABRIC_GUARDED_BY(state_lock) = false;  ///< not opened again once it is down
+  /// The last use failed: nothing is posted until a probe completes.
+  bool needs_probe FABRIC_GUARDED_BY(state_lock) = false;
+  /// This connection was ready once, so writes may have been posted.
+  bool started FABRIC_GUARDED_BY(state_lock) = false;
+  /// The peer rejected it permanently: freed once it is down.
+  bool rejected FABRIC_GUARDED_BY(state_lock) = false;
+  /// This connection failed; this side did not close it.
+  bool broke FABRIC_GUARDED_BY(state_lock) = false;
+  /// The target reported that its end is down.
+  bool remote_closed FABRIC_GUARDED_BY(state_lock) = false;
+  uint32_t id FABRIC_GUARDED_BY(state_lock) = 0;  ///< the provider's
+  /// Its number in control messages; new each time it is opened.
+  uint32_t ref FABRIC_GUARDED_BY(state_lock) = 0;
+  std::array<PendingQueue, 3> queue FABRIC_GUARDED_BY(state_lock){};  ///< by priority
+  std::array<uint32_t, 3> next_active FABRIC_GUARDED_BY(state_lock){kNone, kNone, kNone};
+  /// In the rail's list of paths with work.
+  std::array<bool, 3> active FABRIC_GUARDED_BY(state_lock){};
+  /// InflightWrites, oldest first.
+  uint32_t first_inflight FABRIC_GUARDED_BY(state_lock) = kNone;
+  uint32_t last_inflight FABRIC_GUARDED_BY(state_lock) = kNone;
+  /// Writes in that list, and in compact post batches.
+  uint32_t inflight FABRIC_GUARDED_BY(state_lock) = 0;
 
   // Failover (failover.cc).
-  uint64_t imms_posted = 0, imms_done = 0;  ///< of this connection; done: acknowledged
-  std::vector<uint32_t> in_doubt{};         ///< retired by the break, in posting order
-  uint64_t in_doubt_seq = UINT64_MAX;       ///< the lowest that was ever among them
-  DrainReport drain_report{};
-  uint32_t failures = 0;  ///< in a row
+  /// Of this connection; done: acknowledged.
+  uint64_t imms_posted FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t imms_done FABRIC_GUARDED_BY(state_lock) = 0;
+  /// Retired by the break, in posting order.
+  std::vector<uint32_t> in_doubt FABRIC_GUARDED_BY(state_lock){};
+  /// The lowest that was ever among them.
+  uint64_t in_doubt_seq FABRIC_GUARDED_BY(state_lock) = UINT64_MAX;
+  DrainReport drain_report FABRIC_GUARDED_BY(state_lock){};
+  uint32_t failures FABRIC_GUARDED_BY(state_lock) = 0;  ///< in a row
   /// kBackingOff: when it is reopened; kReady: when the next probe is due.
-  int64_t retry_ns = kNeverNs;
-  uint32_t probe = kNone;  ///< cookie of the probe in flight
-  int64_t probe_deadline_ns = kNeverNs;
+  int64_t retry_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
+  uint32_t probe FABRIC_GUARDED_BY(state_lock) = kNone;  ///< cookie of the probe in flight
+  int64_t probe_deadline_ns FABRIC_GUARDED_BY(state_lock) = kNeverNs;
 };
 
 /// One work request, from when it is made until it is retired, or, if it is in doubt, reconciled.
 /// Entries of a compact PostBatch have none.
 struct InflightWrite {
-  WriteOp wr{};
-  uint32_t op = kNone;  ///< kNone: this record is free; or kProbe
-  uint32_t part = 0;
-  uint32_t path = kNone;
-  uint32_t peer = kNone;                ///< slot
-  uint32_t prev = kNone, next = kNone;  ///< in the list of its path, or `next` in the free list
-  uint32_t region_slot = kNone;         ///< the source, which must stay registered until it retires
-  uint64_t seq = 0;                     ///< counts the writes to its peer
-  int64_t posted_ns = 0;                ///< when it was made
-  Priority priority{};
+  WriteOp wr FABRIC_GUARDED_BY(state_lock){};
+  uint32_t op FABRIC_GUARDED_BY(state_lock) = kNone;  ///< kNone: this record is free; or kProbe
+  uint32_t part FABRIC_GUARDED_BY(state_lock) = 0;
+  uint32_t path FABRIC_GUARDED_BY(state_lock) = kNone;
+  uint32_t peer FABRIC_GUARDED_BY(state_lock) = kNone;  ///< slot
+  /// In the list of its path, or `next` in the free list.
+  uint32_t prev FABRIC_GUARDED_BY(state_lock) = kNone;
+  uint32_t next FABRIC_GUARDED_BY(state_lock) = kNone;
+  /// The source, which must stay registered until it retires.
+  uint32_t region_slot FABRIC_GUARDED_BY(state_lock) = kNone;
+  uint64_t seq FABRIC_GUARDED_BY(state_lock) = 0;       ///< counts the writes to its peer
+  int64_t posted_ns FABRIC_GUARDED_BY(state_lock) = 0;  ///< when it was made
+  Priority priority FABRIC_GUARDED_BY(state_lock){};
   /// Immediates posted on its path before it; UINT64_MAX: the rail has not accepted it.
-  uint64_t imms_before = UINT64_MAX;
-  uint64_t offset = 0;            ///< of its first byte in the part
-  Shard shard{};                  ///< of a write or a cut target: what it is a slice of
-  uint32_t cut = kNone;           ///< of a scatter target that is cut: its CutTarget
-  bool in_doubt = false;          ///< its path broke; the drain report decides what became of it
-  CompletionStatus status{};      ///< of a write in doubt, as far as this side knows
-  Errc replay_error = Errc::kOk;  ///< not kOk: must not be replayed, and completes with this code
+  uint64_t imms_before FABRIC_GUARDED_BY(state_lock) = UINT64_MAX;
+  uint64_t offset FABRIC_GUARDED_BY(state_lock) = 0;  ///< of its first byte in the part
+  /// Of a write or a cut target: what it is a slice of.
+  Shard shard FABRIC_GUARDED_BY(state_lock){};
+  /// Of a scatter target that is cut: its CutTarget.
+  uint32_t cut FABRIC_GUARDED_BY(state_lock) = kNone;
+  /// Its path broke; the drain report decides what became of it.
+  bool in_doubt FABRIC_GUARDED_BY(state_lock) = false;
+  /// Of a write in doubt, as far as this side knows.
+  CompletionStatus status FABRIC_GUARDED_BY(state_lock){};
+  /// Not kOk: must not be replayed, and completes with this code.
+  Errc replay_error FABRIC_GUARDED_BY(state_lock) = Errc::kOk;
 };
 
 /// A connection that broke, until the target's drain report tells which of its writes were
 /// delivered. The path may have a new connection by then.
 struct BrokenConnection {
-  uint32_t peer = kNone;  ///< slot
-  uint32_t ref = 0;       ///< of the path
-  uint8_t network = 0, rail = 0;
-  uint64_t imms_done = 0;            ///< immediates that were acknowledged here
-  uint64_t oldest_seq = UINT64_MAX;  ///< of all writes that were ever in doubt on it
-  std::vector<uint32_t> writes{};    ///< in doubt, in posting order, until completed or replayed
-  PendingQueue partly_posted{};      ///< what was not posted yet of shards that were begun on it
+  uint32_t peer FABRIC_GUARDED_BY(state_lock) = kNone;  ///< slot
+  uint32_t ref FABRIC_GUARDED_BY(state_lock) = 0;       ///< of the path
+  uint8_t network FABRIC_GUARDED_BY(state_lock) = 0;
+  uint8_t rail FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t imms_done FABRIC_GUARDED_BY(state_lock) = 0;  ///< immediates that were acknowledged here
+  /// Of all writes that were ever in doubt on it.
+  uint64_t oldest_seq FABRIC_GUARDED_BY(state_lock) = UINT64_MAX;
+  /// In doubt, in posting order, until completed or replayed.
+  std::vector<uint32_t> writes FABRIC_GUARDED_BY(state_lock){};
+  /// What was not posted yet of shards that were begun on it.
+  PendingQueue partly_posted FABRIC_GUARDED_BY(state_lock){};
 };
 
-/// An open rail, its scheduling lists, and its in-flight counts. Reached without the state lock too
-/// (registration), hence its members say what the lock guards.
+/// An open rail, its scheduling lists, and its in-flight counts. Registration reaches it without
+/// the state lock, and uses only what the lock does not guard.
 struct RailSlot {
   Rail* rail = nullptr;
   Caps caps{};
@@ -137,6 +165,8 @@ struct RailSlot {
   uint32_t active_paths FABRIC_GUARDED_BY(state_lock) = 0;  ///< how many are in these lists
   /// A copy by CPU may have completed at once.
   bool posted_this_turn FABRIC_GUARDED_BY(state_lock) = false;
+  /// Bytes of the writes that it was chosen for among several rails, plus kDealtPerWrite for each.
+  uint64_t dealt_bytes FABRIC_GUARDED_BY(state_lock) = 0;
   uint32_t staged_count FABRIC_GUARDED_BY(state_lock) = 0;
   /// Work requests of the fast path, for the next post.
   std::array<WriteOp, kPostMax> staged FABRIC_GUARDED_BY(state_lock){};
@@ -159,8 +189,10 @@ struct NetworkSlot {
   bool count_is_final = true;  ///< on all of its rails
   bool is_self = false;
   uint64_t stripe_bytes_min = 0;  ///< as effective: of the network, of the engine, or the default
-  /// Round robin over rails, for all peers together: writes to many peers use all rails evenly.
+  /// Round robin over rails, for all peers together: writes to many peers use all rails evenly. A
+  /// rail that was dealt more than `dealt_max` passes its turn on (deal.cc).
   uint32_t rotation FABRIC_GUARDED_BY(state_lock) = 0;
+  uint64_t dealt_max FABRIC_GUARDED_BY(state_lock) = 0;
 };
 
 /// One member of a Signal.
@@ -298,7 +330,7 @@ class Transfers {
       visit(pending_.at(i).peer);
     }
     for (const InflightWrite& write : inflight_) {
-      if (write.op == op.self) visit(write.peer);
+      if (write.op == op.slot) visit(write.peer);
     }
   }
   bool idle() const noexcept FABRIC_REQUIRES(state_lock);  ///< no path is left
@@ -308,9 +340,9 @@ class Transfers {
   // Pool levels, for dumps.
   uint64_t pending_held() const noexcept FABRIC_REQUIRES(state_lock) { return pending_.held(); }
   uint64_t inflight_held() const noexcept FABRIC_REQUIRES(state_lock) {  ///< without probes
-    auto held = static_cast<uint64_t>(
-        std::count_if(inflight_.begin(), inflight_.end(),
-                      [](const InflightWrite& write) { return write.op < kProbe; }));
+    auto held = static_cast<uint64_t>(std::count_if(
+        inflight_.begin(), inflight_.end(),
+        [](const InflightWrite& write) FABRIC_REQUIRES(state_lock) { return write.op < kProbe; }));
     post_batches_.each([&](const PostBatch& post_batch) {
       if (post_batch.compact) held += PostBatch::popcount(post_batch.inflight);
     });
@@ -336,8 +368,6 @@ class Transfers {
   // route.cc: from an operation to pending fragments; opening paths
   void start_parts(Op& op, uint32_t first, uint32_t count) FABRIC_REQUIRES(state_lock);
   void route(uint32_t index) FABRIC_REQUIRES(state_lock);
-  static uint32_t take_turns(NetworkSlot& network, const RailSet& up, uint32_t n = 1)
-      FABRIC_REQUIRES(state_lock);
   NetworkSlot* choose_network(const Op& op, uint32_t part, const Peer& peer, Errc& why)
       FABRIC_REQUIRES(state_lock);
   void route_sliced(Op& op, uint32_t part, Peer& peer, NetworkSlot& network, const RailSet& up)
@@ -359,6 +389,27 @@ class Transfers {
   void unlink_from_op(Op& op, uint32_t index) FABRIC_REQUIRES(state_lock);
   Path* take_path() FABRIC_REQUIRES(state_lock);
   void free_path(Path& path) FABRIC_REQUIRES(state_lock);
+
+  // deal.cc: which rail is next, by turns and by bytes
+  /// What a write is dealt as beside its bytes, so that the smallest ones are spread as well.
+  static constexpr uint64_t kDealtPerWrite = 1024;
+  static void deal(NetworkSlot& network, RailSlot& rail, uint64_t bytes, uint32_t writes = 1)
+      FABRIC_REQUIRES(state_lock) {
+    ++network.rotation;
+    rail.dealt_bytes += bytes + writes * kDealtPerWrite;
+  }
+  static uint32_t least_dealt(NetworkSlot& network, std::span<RailSlot* const> rails,
+                              uint64_t behind_max) FABRIC_REQUIRES(state_lock);
+  static uint32_t next_rail(NetworkSlot& network, const RailSet& up) FABRIC_REQUIRES(state_lock);
+  static uint32_t deal_one(NetworkSlot& network, const RailSet& up, uint64_t bytes)
+      FABRIC_REQUIRES(state_lock);
+  static void deal_to(NetworkSlot& network, const RailSet& up, uint32_t at, uint64_t bytes,
+                      uint32_t writes = 1) FABRIC_REQUIRES(state_lock);
+  static const CachedPath& least_dealt_path(const CachedRoute& route) FABRIC_REQUIRES(state_lock);
+  void deal_listed(Op& op, Peer& peer, NetworkSlot& network, const RailSet& up)
+      FABRIC_REQUIRES(state_lock);
+  uint64_t bytes_to_post(Op& op, const PendingFragment& fragment) noexcept
+      FABRIC_REQUIRES(state_lock);
 
   // datapath.cc: scheduling, posting, polling
   void on_event(NetworkSlot& network, RailSlot& rail, const RailEvent& event)
@@ -402,8 +453,7 @@ class Transfers {
   void post_staged() FABRIC_REQUIRES(state_lock);
   bool select_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
   bool look_up_flow(RegionId source, RemoteRegion target) FABRIC_REQUIRES(state_lock);
-  static const CachedPath& next_cached_path(const CachedRoute& route) noexcept
-      FABRIC_REQUIRES(state_lock);
+  static const CachedPath& next_cached_path(const CachedRoute& route) FABRIC_REQUIRES(state_lock);
   static uint32_t fast_path_room(const CachedPath& cached_path) noexcept
       FABRIC_REQUIRES(state_lock);
   static bool has_fast_path_room(const RailSlot& rail, const Path& path) noexcept

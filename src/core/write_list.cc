@@ -29,8 +29,18 @@ Result<WriteEntries> WriteEntries::copy(std::span<const ListedWrite> writes) {
     out.size_max = std::max(out.size_max, write.size_bytes);
   }
   out.writes.reset(new (std::nothrow) ListedWrite[writes.size()]);
-  if (out.writes == nullptr) return fail(Errc::kExhausted, "memory");
+  out.bytes_before.reset(new (std::nothrow) uint64_t[writes.size() + 1]);
+  if (out.writes == nullptr || out.bytes_before == nullptr) {
+    return fail(Errc::kExhausted, "memory");
+  }
   std::copy(writes.begin(), writes.end(), out.writes.get());
+  // The sums may wrap: only differences are used, of ranges that fit into a region each.
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < writes.size(); ++i) {
+    out.bytes_before[i] = bytes;
+    bytes += writes[i].size_bytes;
+  }
+  out.bytes_before[writes.size()] = bytes;
   out.count = static_cast<uint32_t>(writes.size());
   out.ends = WriteEnds::of(writes);
   return out;

@@ -22,6 +22,7 @@ struct WriteEnds {
 /// The contents of a prepared write list.
 struct WriteEntries {
   std::unique_ptr<ListedWrite[]> writes{};
+  std::unique_ptr<uint64_t[]> bytes_before{};  ///< of each write, in all before it; and of all
   uint32_t count = 0;
   uint64_t size_max = 0;  ///< of one write
   WriteEnds ends{};

@@ -29,6 +29,25 @@ void Runner::EventSink::on_misuse(void* self, const Event&) {
                          sink.runner->processes_[sink.node]->engine->close().error());
 }
 
+/// A revocation of a grant that another engine made: it must not be taken for one of this engine.
+void Runner::EventSink::on_foreign_revoke(void* self, const Event& event) {
+  const EventSink& sink = *static_cast<EventSink*>(self);
+  if (!sink.runner->is_running(sink.node, sink.incarnation)) return;
+  if (event.code == Errc::kClosed) return;  // the engine began to close before it looked
+  sink.runner->must_fail("a revocation of another engine's grant", Errc::kNotFound,
+                         {.code = event.code});
+}
+
+/// A live or an ended grant of another engine, in the past or now.
+void Runner::misuse_grants(Process& process, Rng& rng) {
+  if (grants_.empty()) return;
+  const GrantModel& grant = grants_[rng.below(grants_.size())];
+  if (sessions_[grant.session].to_incarnation == process.incarnation) return;
+  (void)process.engine->submit(
+      Revoke{.grant = grant.id,
+             .notify = Notify::call(&EventSink::on_foreign_revoke, process.sink.get())});
+}
+
 /// Connects an engine with another job key. Inconclusive if no reply comes in time.
 void Runner::connect_from_other_job(Process& process, uint32_t other) {
   Config config;
@@ -158,8 +177,9 @@ void Runner::misuse(Process& process, uint32_t other, Rng& rng) {
                        engine.submit(Send{.peer = PeerId(77, 77), .channel = 1}).error());
     case 11:
     case 12:
-    case 13:
       return misuse_environment(process, other, rng);
+    case 13:
+      return misuse_grants(process, rng);
     default:
       return misuse_lists(process, source, region, rng);
   }

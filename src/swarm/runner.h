@@ -82,6 +82,7 @@ class Runner {
     static void on_message(void* self, const Event& event);
     static void on_watch(void* self, const Event& event);
     static void on_misuse(void* self, const Event& event);
+    static void on_foreign_revoke(void* self, const Event& event);
   };
   /// One run of a node's engine, from open() to close() or a crash.
   struct Process {
@@ -184,6 +185,7 @@ class Runner {
 
   // misuse.cc
   void misuse(Process& process, uint32_t other, Rng& rng);
+  void misuse_grants(Process& process, Rng& rng);
   void misuse_lists(Process& process, const SourceRange& source, RemoteRegion region, Rng& rng);
   void misuse_environment(Process& process, uint32_t other, Rng& rng);
   void connect_from_other_job(Process& process, uint32_t other);

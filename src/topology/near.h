@@ -34,7 +34,7 @@ ProcessView this_process();
 
 /// Which NICs an engine takes, and which it leaves out and why.
 struct NicChoice {
-  struct Taken {
+  struct ChosenNic {
     std::string name{};
     Distance distance = Distance::kUnknown;
   };
@@ -42,8 +42,8 @@ struct NicChoice {
     std::string name{};
     std::string reason{};
   };
-  std::string target{};        ///< what `near` means here: "gpu0, PCI 0000:1b:00.0"
-  std::vector<Taken> taken{};  ///< by PCI address, so that equal hosts pair equal rails
+  std::string target{};            ///< what `near` means here: "gpu0, PCI 0000:1b:00.0"
+  std::vector<ChosenNic> taken{};  ///< by PCI address, so that equal hosts pair equal rails
   std::vector<LeftOut> left_out{};
   std::string note{};     ///< how the environment was read; empty: it does not matter
   std::string warning{};  ///< why the choice may not be what was meant; empty: there is no doubt

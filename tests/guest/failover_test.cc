@@ -10,6 +10,7 @@
 #include "guest/conformance/interposer.h"
 #include "guest/links.h"
 #include "guest/stream.h"
+#include "harness/dump.h"
 #include "support/log_guard.h"
 
 // Rails that break in every way (break.h) while both hosts write to each other: every write is
@@ -123,9 +124,10 @@ class Failover : public testing::Test {
     run(both(), [&] { return std::chrono::steady_clock::now() > end; });
   }
   static ReplayCounts replay_counts(const Engine& engine) {
-    return {protocol_count(engine, "write in doubt"),
-            protocol_count(engine, "write found delivered"),
-            protocol_count(engine, "write replayed") + protocol_count(engine, "shard replayed")};
+    return {
+        protocol_counter(engine, "write in doubt"),
+        protocol_counter(engine, "write found delivered"),
+        protocol_counter(engine, "write replayed") + protocol_counter(engine, "shard replayed")};
   }
   uint64_t repeated() const { return replay_counts(*a).repeated + replay_counts(*b).repeated; }
   /// Writes in flight at the break are delivered, over the other rail.
@@ -218,7 +220,7 @@ TEST_F(Failover, LostAndRepeatedReportsResolveEachBreakOnce) {
   constexpr const char* kPorts[] = {"a0", "b0", "a1", "b1"};
   for (const char* port : kPorts) set_control_netem(port, "loss 50% duplicate 50%");
   const auto messages = [&](const std::string& what, const std::string& message) {
-    return protocol_count(*a, what + message) + protocol_count(*b, what + message);
+    return protocol_counter(*a, what + message) + protocol_counter(*b, what + message);
   };
   Rng rng(test_seed() + 9);
   BreakDeck deck(rng);

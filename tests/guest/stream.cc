@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include <fabric/verbs.h>
@@ -277,10 +276,6 @@ void expect_service(std::vector<Stream*> streams, uint64_t writes) {
     EXPECT_TRUE(served(i) && !failed(streams[i]))
         << "stream " << i << ": " << streams[i]->describe();
   }
-}
-
-uint64_t protocol_count(const Engine& engine, const std::string& step) {
-  return nlohmann::json::parse(engine.dump_json()).at("protocol_counters").at(step).get<uint64_t>();
 }
 
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams) {

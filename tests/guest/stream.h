@@ -58,7 +58,7 @@ class Stream {
   uint64_t unknown() const { return unknown_; }
   uint64_t failed() const { return not_delivered_ + unknown_; }
   std::string first_failure() const { return first_failure_; }
-  std::string describe() const;  ///< for people, when it is stuck
+  std::string describe() const;  ///< human-readable, for when it is stuck
   PeerId peer() const { return peer_; }
 
  private:
@@ -102,8 +102,6 @@ class Stream {
 bool run(std::vector<Stream*> streams, const std::function<bool()>& done, bool refill = true);
 /// That many more writes of each are delivered, and none has ever failed.
 void expect_service(std::vector<Stream*> streams, uint64_t writes = 64);
-/// The value of one of the engine's protocol counters (core/protocol_counters.h), by its name.
-uint64_t protocol_count(const Engine& engine, const std::string& step);
 /// Every rail of both engines completes work requests, and no write has ever failed.
 void expect_all_rails(Engine& one, Engine& other, std::vector<Stream*> streams);
 

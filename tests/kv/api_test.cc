@@ -121,7 +121,7 @@ TEST_F(KvApi, OtherLayoutsAreRefusedByName) {
   EXPECT_EQ(*cluster.decoder->add_prefill(cache_side(1, 32, 4)), cluster.side) << "known already";
 }
 
-/// The decoder believes in another side than the prefiller has.
+/// The decoder was given another Side than the prefiller has.
 TEST_F(KvApi, APlanThatDiffersIsRefusedByThePrefiller) {
   const uint32_t other = *cluster.decoder->add_prefill(cache_side(1, 64, 4));
   const std::vector<uint32_t> pages = *cluster.pool.allocate(6);

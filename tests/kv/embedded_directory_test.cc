@@ -66,7 +66,7 @@ class DirectoryCluster {
     Config config = short_timeouts_config();
     config.engine_id = one.id;
     one.engine = std::make_unique<Engine>(*world.open(one.node, config));
-    options.settle = 5s;
+    options.warm_up = 5s;
     one.directory = *EmbeddedDirectory::open(*one.engine, options);
   }
   void kill(Process& one) {
@@ -204,7 +204,7 @@ TEST(EmbeddedDirectory, DropsAPrefillerThatDidNotComeBackToARestartedSeed) {
   seeds = {seed.engine->address()};
   for (Process* one : {&first, &decoder}) ASSERT_TRUE(one->directory->set_seeds(seeds));
   cluster.world.run_for(1s);
-  EXPECT_EQ(decoder.ids(), (Ids{1, 2})) << "not settled: it might come back";
+  EXPECT_EQ(decoder.ids(), (Ids{1, 2})) << "still warming up: it might come back";
   ASSERT_TRUE(cluster.eventually([&] { return decoder.lists({1}); }, 10s));
 }
 
@@ -282,7 +282,7 @@ TEST(EmbeddedDirectory, SeedRefusesWhatASessionMayNotSay) {
   say(encode(kv::DirectoryMessage(kv::AnnounceMessage{2, later})));
   EXPECT_EQ(seed.directory->stats().members_refused, 2u);
   say(encode(kv::DirectoryMessage(kv::LeaveMessage{})));
-  kv::ViewMessage view{.upto = 5, .last = true, .settled = true, .members = {listed_member(5)}};
+  kv::ViewMessage view{.upto = 5, .last = true, .warmed_up = true, .members = {listed_member(5)}};
   say(encode(kv::DirectoryMessage(view)));
   say(encode(kv::DirectoryMessage(kv::AnswerMessage{})));
   const std::byte garbage[] = {std::byte{1}, std::byte{5}, std::byte{0xff}};
@@ -337,7 +337,7 @@ TEST(EmbeddedDirectory, RefusesOptionsThatCannotWork) {
   refused({.retry = 0s}, "retry");
   refused({.retry = 2s, .retry_max = 1s}, "retry_max");
   refused({.refresh = 0s}, "refresh");
-  refused({.settle = -1s}, "settle");
+  refused({.warm_up = -1s}, "warm_up");
   auto first = *EmbeddedDirectory::open(engine, {.serve = true});
   EXPECT_EQ(EmbeddedDirectory::open(engine, {}).error().code, Errc::kBusy) << "one for an engine";
   EXPECT_EQ(first->set_seeds({{}}).error().code, Errc::kInvalidArgument);

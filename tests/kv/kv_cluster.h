@@ -106,7 +106,7 @@ class PrefillRank {
   bool scheduled_ = false;
 };
 
-/// What became of an attempt, as its events said.
+/// The outcome of an attempt, from its events.
 struct AttemptRecord {
   std::vector<uint32_t> pages;
   uint32_t prompt_tokens = 0;
@@ -134,9 +134,9 @@ class KvCluster {
   bool over(const std::string& id, uint32_t number = 0) const;
   bool all_over() const;  ///< no attempt holds pages
   bool run_until(const std::function<bool()>& done, Nanos limit = 60s);
-  /// No prefill rank that lives has a request or source pages in use.
+  /// No live prefill rank has a request or source pages in use.
   bool prefills_idle() const;
-  /// Everything is at rest: pages are back here, and in the prefill ranks that live.
+  /// All pages are free again, here and on the live prefill ranks.
   void expect_all_back();
   PrefillRank& prefill(uint32_t group, uint32_t rank = 0);
   uint32_t node_of(uint32_t group, uint32_t rank = 0) const;
@@ -160,7 +160,8 @@ class KvCluster {
   std::function<void(const DecodeEvent&)> then;
   uint64_t steps = 0;
   uint64_t wrong = 0;  ///< pages with other bytes than the prefill rank computed
-  /// Steps that found the decoder's own bytes replaced. Only with write_at_count: else it fails.
+  /// Steps in which the decoder's own bytes had been overwritten. A failure without
+  /// write_at_count.
   uint64_t overwritten = 0;
   bool decoder_polls = true;
   bool drained = false;  ///< kDrained came

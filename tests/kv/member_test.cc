@@ -126,7 +126,7 @@ TEST(MemberText, IsRefusedWhenItIsNoMember) {
 }
 
 TEST(DirectoryMessages, AreRefusedWhenTruncatedOrExtended) {
-  kv::ViewMessage view{.from = 3, .upto = 9, .last = true, .settled = true};
+  kv::ViewMessage view{.from = 3, .upto = 9, .last = true, .warmed_up = true};
   view.left = {4, 5};
   view.members = {sample(), listed_member(7)};
   const std::vector<kv::DirectoryMessage> all = {kv::AnnounceMessage{7, sample()},

@@ -21,7 +21,7 @@ Side two_tensors(uint32_t tp, PageOrder order = PageOrder::kHND) {
   return make_side(spec);
 }
 
-/// A change to one side of a pair that fits, and what must be said about it.
+/// A change to one side of a compatible pair, and the refusal it must cause.
 struct BadPair {
   const char* name;
   std::function<void(Side& prefill, Side& decode)> change;

@@ -5,7 +5,8 @@
 #include "kv/kv_cluster.h"
 #include "support/log_guard.h"
 
-// The races between a decoder, its prefillers and the network, each by its number in docs/kv.md.
+// The races between a decoder, its prefillers and the network, R01 to R18. Their states are those
+// of docs/kv_lifecycle.md.
 // The cluster checks every page in every step, so each of these tests also shows that no page was
 // lost, freed twice, or written after it was given back.
 
@@ -371,7 +372,7 @@ TEST_F(KvRace, R18TheSameAttemptTwiceIsRefusedAndAHigherOneIsNot) {
   finish(cluster);
   ASSERT_TRUE(cluster.start("again", kPrompt));
   finish(cluster);
-  // The router sends it once more, when both sides are through with it.
+  // The router sends it again after both sides have finished it.
   DecodeRequest twice = cluster.request("r", kPrompt, 0, 0, *cluster.pool.allocate(6));
   RefuseCode refused = RefuseCode::kNone;
   cluster.then = [&](const DecodeEvent& event) {

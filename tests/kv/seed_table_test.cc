@@ -126,9 +126,9 @@ TEST(SeedView, RefusesMoreMembersThanItsLimit) {
   EXPECT_EQ(view.apply(message, 3), SeedView::Applied::kView);
 }
 
-TEST(SeedView, KeepsTheMembersOfASessionThatEndedUntilTheNextOneIsSettled) {
+TEST(SeedView, KeepsTheMembersOfASessionThatEndedUntilTheNextSeedIsWarmedUp) {
   SeedView view;
-  ViewMessage before{.upto = 2, .last = true, .settled = true, .members = {listed_member(1)}};
+  ViewMessage before{.upto = 2, .last = true, .warmed_up = true, .members = {listed_member(1)}};
   view.apply(before, 8);
   EXPECT_TRUE(view.fresh());
   view.interrupted();
@@ -140,8 +140,9 @@ TEST(SeedView, KeepsTheMembersOfASessionThatEndedUntilTheNextOneIsSettled) {
   EXPECT_TRUE(view.kept().contains(1));
   view.apply({.from = 1, .upto = 2, .last = true, .members = {listed_member(2)}}, 8);
   view.interrupted();
-  EXPECT_TRUE(view.kept().contains(1) && view.kept().contains(2)) << "lost again before it settled";
-  view.apply({.upto = 9, .last = true, .settled = true, .members = {listed_member(3)}}, 8);
+  EXPECT_TRUE(view.kept().contains(1) && view.kept().contains(2))
+      << "lost again during the warm-up";
+  view.apply({.upto = 9, .last = true, .warmed_up = true, .members = {listed_member(3)}}, 8);
   EXPECT_TRUE(view.fresh());
   EXPECT_TRUE(view.kept().empty());
 }

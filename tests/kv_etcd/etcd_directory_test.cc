@@ -17,7 +17,7 @@
 #include "workloads/kv_etcd/etcd_members.h"
 
 // The directory in etcd, against a real server that is killed, stopped, cut off and compacted, and
-// against servers that lie.
+// against servers that send malformed or false answers.
 
 namespace fabric::test::etcd_directory_test {
 namespace {
@@ -47,7 +47,7 @@ EtcdOptions quick(std::vector<std::string> endpoints) {
   return options;
 }
 
-/// Polls until `done`, or for at most a minute: that is no promise, only a bound.
+/// Polls until `done`, at most for a minute: a bound for the test, not a promise of the directory.
 bool eventually(EtcdDirectory& directory, const std::function<bool()>& done) {
   const auto until = std::chrono::steady_clock::now() + 60s;
   while (true) {

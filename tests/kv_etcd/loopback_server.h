@@ -41,7 +41,7 @@ class LoopbackServer {
   std::thread accepting_;
 };
 
-/// A relay to a port of the loopback, that can be a bad network.
+/// A TCP relay to a loopback port that can delay, drop and cut connections.
 class TcpRelay final : public LoopbackServer {
  public:
   explicit TcpRelay(uint16_t to) : to_(to) {}

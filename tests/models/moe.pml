@@ -1,7 +1,7 @@
 /*
 Two banks, credits, and a step that continues without a peer.
 
-Mirrors: CounterGroupState in src/core/counter_group.cc (begin_expectation, mask, settle),
+Mirrors: CounterGroupState in src/core/counter_group.cc (begin_expectation, mask, reap_expectation),
 take_shares(), unlink() and deliver_and_forward() in counter_table.cc. Every peer has a key of its own in
 each bank, a member of the bank's group; step s lands in bank s % 2. A round takes the share of one
 member after another; the arrival that pays a share adds one count to the group, and between the two

@@ -84,10 +84,10 @@ BUGS = (
     bug("replay_with_another_shard_count",
         "a replayed shard counts as if the write had been split for the current number of rails",
         ("core/failover.cc",
-         "enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);",
+         "const uint32_t rail = deal_one(network, up, bytes_to_post(op, fragment));",
          "if (PLANTED && slices_of(op, fragment.cut) != nullptr) "
          "slices_of(op, fragment.cut)->shards = up.count;\n"
-         "  enqueue(op, peer, network, up.index[take_turns(network, up)], fragment);"),
+         "  const uint32_t rail = deal_one(network, up, bytes_to_post(op, fragment));"),
         layer="scenario", filter="Failover.TheTargetsEnd*",
         world=19),
     bug("shard_of_a_target_counts_as_a_whole",
@@ -229,13 +229,13 @@ BUGS = (
     bug("callback_inside_submit",
         "submit() runs a turn and the callbacks that are due",
         ("core/submit.cc",
-         "FABRIC_CHECK(submissions.push(op.self), \"submission ring overflow\");\n"
+         "FABRIC_CHECK(submissions.push(op.slot), \"submission ring overflow\");\n"
          "  driver->wake(*this);\n"
          "  return id;\n"
          "}\n"
          "\n"
          "Result<void*>",
-         "FABRIC_CHECK(submissions.push(op.self), \"submission ring overflow\");\n"
+         "FABRIC_CHECK(submissions.push(op.slot), \"submission ring overflow\");\n"
          "  driver->wake(*this);\n"
          "  if (PLANTED) {\n"
          "    turn(driver->now_ns());\n"
@@ -282,9 +282,9 @@ BUGS = (
     bug("drop_without_proof",
         "a drop completes with kOk as soon as the peer is disconnected",
         ("core/control_ops.cc",
-         "if (peer->fence_op == self) advance_fence(*peer);",
-         "if (PLANTED && peer->fence_op == self) complete_fence(*peer, Errc::kOk);\n"
-         "  if (peer->fence_op == self) advance_fence(*peer);"),
+         "if (peer->fence_op == slot) advance_fence(*peer);",
+         "if (PLANTED && peer->fence_op == slot) complete_fence(*peer, Errc::kOk);\n"
+         "  if (peer->fence_op == slot) advance_fence(*peer);"),
         layer="scenario", filter="Dropped.*"),
     bug("group_key_never_released",
         "the group's own counter key is not released with the group",

@@ -6,19 +6,14 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "harness/dump.h"
 #include "harness/host.h"
 #include "support/log_guard.h"
 
 // What the tests of prepared page lists and write lists share.
 
 namespace fabric::test {
-
-/// A number of what the engine holds: "prepared_lists", "arena_bytes".
-inline uint64_t held(const Engine& engine, const char* what) {
-  return nlohmann::json::parse(engine.dump_json()).at("held").at(what).get<uint64_t>();
-}
 
 /// An operation from `a` to `b`, while the paths between them may break.
 struct ListTransfer {

@@ -353,6 +353,115 @@ TEST(LargeMessage, AboveTheMaximumIsRefused) {
   EXPECT_EQ(setup.arrived(), 1u);
 }
 
+/// Keeps `many` messages of `size` bytes in flight on a channel, from a to b. They are sent one
+/// after another, so that at no time all of them are acknowledged.
+struct Flood {
+  Flood(NumberedMessages& messages, uint16_t on, uint32_t many, size_t bytes)
+      : setup(messages), channel(on), size(bytes), batch(*messages.a.engine.make_batch()) {
+    ended.then = [this](const Event& event) {
+      EXPECT_TRUE(stopped || event.code == Errc::kOk) << to_string(event.code);
+      if (!stopped) send();
+    };
+    for (uint32_t i = 0; i < many; ++i) {
+      send();
+      setup.world.run_for(Nanos(500));
+    }
+  }
+  ~Flood() {
+    stopped = true;
+    EXPECT_TRUE(setup.a.engine.wait(batch, 10s));
+    setup.world.run_for(1ms);
+  }
+  void send() {
+    const auto text = text_of(next++, size);
+    const auto op = setup.a.engine.submit(Send{.peer = setup.to.peer,
+                                               .channel = channel,
+                                               .bytes = text,
+                                               .timeout = 10s,
+                                               .batch = batch,
+                                               .notify = ended.notify()});
+    EXPECT_TRUE(op) << op.error().what;
+  }
+  NumberedMessages& setup;
+  const uint16_t channel;
+  const size_t size;
+  uint32_t next = 0;
+  bool stopped = false;
+  EventRecorder ended;
+  Batch batch;
+};
+
+/// Until a message of `size` bytes on the channel has been delivered.
+Nanos time_of(NumberedMessages& setup, uint16_t channel, size_t size) {
+  static constexpr uint32_t kNumber = 1'000'000;
+  const Nanos begin = setup.world.now();
+  const size_t before = setup.ended.count();
+  setup.send(channel, kNumber, 20ms, size);
+  EXPECT_TRUE(setup.world.run_until([&] { return setup.ended.count() > before; }, 40ms));
+  EXPECT_EQ(setup.ended.events.back().code, Errc::kOk);
+  return setup.world.now() - begin;
+}
+
+TEST(LargeMessage, GoesOnBesideSmallOnesThatAreAlwaysInFlight) {
+  NumberedMessages setup({});
+  await_connected(setup.world, setup.a, setup.to.peer);
+  const Nanos alone = time_of(setup, 2, 256u << 10);
+  const Flood flood(setup, 1, 32, 64);
+  setup.world.run_for(1ms);
+  EXPECT_LE(time_of(setup, 2, 256u << 10), 4 * alone);
+  setup.expect_in_order();
+}
+
+// The answers to small messages are numbered messages too, but not parts.
+TEST(LargeMessage, GoesOnBesideTheAnswersToAFlood) {
+  NumberedMessages setup({});
+  await_connected(setup.world, setup.a, setup.to.peer);
+  EventRecorder back, ended;
+  const auto listener = *setup.a.engine.listen(5, back.notify());
+  const Flood flood(setup, 1, 32, 64);
+  const Flood another(setup, 2, 32, 64);
+  setup.world.run_for(1ms);
+  const auto text = text_of(1, 256u << 10);
+  ASSERT_TRUE(setup.b.engine.submit(Send{.peer = setup.b.engine.peers().at(0),
+                                         .channel = 5,
+                                         .bytes = text,
+                                         .timeout = 20ms,
+                                         .notify = ended.notify()}));
+  ASSERT_TRUE(setup.world.run_until([&] { return ended.count() == 1; }, 40ms));
+  EXPECT_EQ(ended.events[0].code, Errc::kOk);
+  ASSERT_EQ(back.count(), 1u);
+  EXPECT_EQ(back.messages[0], text);
+}
+
+// Whichever channel has the lower number.
+TEST(LargeMessage, SharesTheSessionWithAStreamOnAnotherChannel) {
+  for (const uint16_t channel : {uint16_t{1}, uint16_t{2}}) {
+    SCOPED_TRACE(testing::Message() << "channel " << channel);
+    NumberedMessages setup({});
+    await_connected(setup.world, setup.a, setup.to.peer);
+    const Nanos alone = time_of(setup, channel, kMiB);
+    const Flood stream(setup, channel == 1 ? 2 : 1, 2, kMiB);
+    setup.world.run_for(1ms);
+    for (int i = 0; i < 3; ++i) EXPECT_LE(time_of(setup, channel, kMiB), 3 * alone);
+    const uint32_t before = stream.next;
+    time_of(setup, channel, kMiB);
+    EXPECT_GT(stream.next, before) << "the stream must go on as well";
+  }
+}
+
+TEST(LargeMessage, ManyOnAllChannelsEndTogether) {
+  NumberedMessages setup(hostile_control(test_seed()));
+  await_connected(setup.world, setup.a, setup.to.peer);
+  for (uint32_t i = 0; i < 6; ++i) {
+    for (uint16_t channel = 1; channel <= NumberedMessages::kChannels; ++channel) {
+      setup.send(channel, i, 50s, i % 3 == 2 ? 100 : 300'000);
+    }
+  }
+  ASSERT_TRUE(setup.a.engine.wait(setup.batch, 60s));
+  EXPECT_EQ(setup.arrived(), 18u);
+  setup.expect_in_order();
+}
+
 /// Sends the parts of a message of 70,000 bytes by hand.
 struct ScriptedParts : ScriptedSender {
   static constexpr uint32_t kTotal = 70'000, kPart = 10'000;

@@ -205,8 +205,65 @@ TEST_P(EvenRails, WithOneSmallWriteToEachOfManyPeersOnNewSessions) {
   expect_even(std::vector<uint64_t>(GetParam(), 0), star.bytes_per_rail());
 }
 
+// Large and small in alternation, which turns alone would deal to the same rails again and again.
+TEST_P(EvenRails, WithSpansOfMixedSizes) {
+  for (const uint32_t peers : {1u, 2u, 7u}) {
+    SCOPED_TRACE(testing::Message() << peers << " peers");
+    Star star(peers, GetParam(), connectx(), 60u << 10);
+    const auto before = star.bytes_per_rail();
+    constexpr uint32_t kWrites = 64, kSpans = 5;
+    std::vector<Write> writes;
+    for (uint32_t i = 0; i < kWrites; ++i) {
+      writes.push_back({.source = star.sender.memory.at(0),
+                        .target = star.remotes[i / 2 % peers].at(0),
+                        .size_bytes = i % 2 == 0 ? 60u << 10 : 512,
+                        .batch = star.batch});
+    }
+    for (uint32_t i = 0; i < kSpans; ++i) {
+      ASSERT_EQ(*star.sender.engine.submit(writes), kWrites);
+      ASSERT_TRUE(star.sender.engine.wait(star.batch));
+    }
+    expect_even(before, star.bytes_per_rail());
+  }
+}
+
+TEST_P(EvenRails, WithTargetsOfMixedSizes) {
+  for (const auto priority : {Priority::kNormal, Priority::kBulk}) {
+    Star star(56, GetParam(), connectx(), 60u << 10);
+    const auto before = star.bytes_per_rail();
+    auto targets = star.targets(512);
+    for (size_t i = 0; i < targets.size(); i += 2) targets[i].size_bytes = 60u << 10;
+    for (uint32_t i = 0; i < 6; ++i) {
+      ASSERT_TRUE(star.sender.engine.submit(Scatter{.source = star.sender.memory.id(),
+                                                    .targets = targets,
+                                                    .priority = priority,
+                                                    .batch = star.batch}));
+      ASSERT_TRUE(star.sender.engine.wait(star.batch));
+    }
+    expect_even(before, star.bytes_per_rail());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Rails, EvenRails, testing::Values(2u, 4u, 8u),
                          testing::PrintToStringParamName());
+
+// What a rail carried beyond the others is forgotten once they have carried a little more: small
+// targets after it are in need of all rails.
+TEST(Rails, AreAllUsedForAScatterAfterAWriteThatOneOfThemCarried) {
+  constexpr uint64_t kLarge = 8u << 20, kSmall = 8192;
+  Star star(63, 8, connectx(), kLarge);
+  star.time_of_scatter(kSmall);
+  ASSERT_TRUE(star.sender.engine.submit(Write{.source = star.sender.memory.at(0),
+                                              .target = star.remotes[0].at(0),
+                                              .size_bytes = kLarge,
+                                              .unsplit = true,
+                                              .batch = star.batch}));
+  ASSERT_TRUE(star.sender.engine.wait(star.batch));
+  star.time_of_scatter(kSmall);
+  EXPECT_LE(star.time_of_scatter(kSmall), 4800ns) << "seven rails need 4.2 us";
+  for (int i = 0; i < 3; ++i) star.time_of_scatter(kSmall);
+  EXPECT_LE(star.time_of_scatter(kSmall), 4200ns);
+}
 
 // A peer that only one rail reaches must not move the others' turn: with one write to each in
 // alternation, all writes to the other peer would take the same rail.

@@ -132,5 +132,26 @@ TEST(RevokedGrant, UnderLoadAtAnyStepIsProvedAndLeavesTheOther) {
   }
 }
 
+// An id of another engine in the process proves nothing and ends nothing, whether its grant is live
+// or has ended.
+TEST(RevokedGrant, OfAnotherEngineIsUnknownAndEndsNothing) {
+  TwoGrants two;
+  const auto code_of = [](Engine& engine, GrantId grant) {
+    const Batch ends = *engine.make_batch();
+    EXPECT_TRUE(engine.submit(Revoke{.grant = grant, .batch = ends}));
+    const auto result = engine.wait(ends, 1s);
+    return result ? Errc::kOk : result.error().code;
+  };
+  const GrantId foreign = two.writer.memory.grant(two.to)->id;
+  EXPECT_EQ(code_of(two.owner.engine, foreign), Errc::kNotFound);
+  EXPECT_EQ(code_of(two.writer.engine, foreign), Errc::kOk);
+  EXPECT_EQ(code_of(two.owner.engine, foreign), Errc::kNotFound);
+  two.load();
+  two.expect_other_grant_works();
+  EXPECT_TRUE(two.writer.engine.wait(two.batches[0], 5s)) << "the first grant must be live";
+  EXPECT_EQ(code_of(two.owner.engine, two.grants[0].id), Errc::kOk);
+  EXPECT_EQ(code_of(two.owner.engine, foreign), Errc::kNotFound);
+}
+
 }  // namespace
 }  // namespace fabric::test::revoke_grants_test

@@ -69,7 +69,7 @@ TEST_P(Visibility, IsProvedByTheCountAndByNothingElse) {
 }
 
 // Proof that nothing lands any more includes what the NIC has acknowledged and not stored.
-TEST_P(Visibility, OfLateBytesIsSettledWhenTheRegionIsDeregistered) {
+TEST_P(Visibility, OfLateBytesIsDecidedWhenTheRegionIsDeregistered) {
   ASSERT_NO_FATAL_FAILURE(write_with_late_bytes());
   EventRecorder gone;
   ASSERT_TRUE(to.engine.submit(Deregister{.region = to.memory.id(), .notify = gone.notify()}));
@@ -80,7 +80,7 @@ TEST_P(Visibility, OfLateBytesIsSettledWhenTheRegionIsDeregistered) {
 }
 
 // The peer confirms that its writes have completed, which does not say that they are visible here.
-TEST_P(Visibility, OfLateBytesIsSettledWhenThePeerIsFenced) {
+TEST_P(Visibility, OfLateBytesIsDecidedWhenThePeerIsFenced) {
   const RemoteHost back = connect(to, from);
   await_connected(world, to, back.peer);
   ASSERT_NO_FATAL_FAILURE(write_with_late_bytes());

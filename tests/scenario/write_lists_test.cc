@@ -226,6 +226,51 @@ TEST(WriteLists, TakeTurnsOnTheRails) {
   EXPECT_EQ(seen, kRails);
 }
 
+// Half of the writes have nearly all of the bytes: in turns over the rails, half of the rails would
+// carry them.
+TEST(WriteLists, AlternatingSizesUseAllRails) {
+  constexpr uint32_t kRails = 8, kWrites = 256;
+  constexpr uint64_t kLarge = 900'000;
+  std::vector<ListedWrite> writes(kWrites);
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    const uint64_t size = i % 2 == 0 ? kLarge : 1024;
+    writes[i] = {.source_offset = i % 7, .target_offset = 0, .size_bytes = size};
+  }
+  for (const auto priority : {Priority::kNormal, Priority::kBulk}) {
+    sim::World world({.carry_bytes = false});
+    Host a = open_host(world, world.add_node(kRails), 1 << 20);
+    Host b = open_host(world, world.add_node(kRails), 1 << 20);
+    const RemoteHost remote = connect(a, b);
+    const WriteList list = *a.engine.make_write_list(writes);
+    Counter counter = *b.engine.make_counter();
+    Batch batch = *a.engine.make_batch();
+    // Ranges as a plan submits them, some of which begin or end with a small write.
+    uint32_t first = 0;
+    for (const uint32_t count : {64u, 33u, 63u, 96u}) {
+      ASSERT_TRUE(a.engine.submit(ListedWrites{.list = list,
+                                               .first = first,
+                                               .count = count,
+                                               .source = a.memory.at(0),
+                                               .target = remote.at(0),
+                                               .imm = counter.key(),
+                                               .priority = priority,
+                                               .batch = batch}));
+      first += count;
+    }
+    ASSERT_EQ(first, kWrites);
+    ASSERT_TRUE(a.engine.wait(batch, 10s));
+    EXPECT_TRUE(counter.wait(kWrites, 1s));
+    EXPECT_EQ(counter.count(), 0u);
+    std::vector<uint64_t> bytes;
+    for (const RailStats& rail : a.engine.rail_stats()) {
+      if (rail.network != "self") bytes.push_back(rail.tx.bytes);
+    }
+    ASSERT_EQ(bytes.size(), kRails);
+    const auto [least, most] = std::ranges::minmax(bytes);
+    EXPECT_LE(most, least + least / 10) << testing::PrintToString(bytes);
+  }
+}
+
 // Every kind of end, at every step; the handle is destroyed right after the submit.
 TEST(WriteLists, EveryWriteArrivesOnceWhenAPathBreaksAtAnyStep) {
   const auto writes = draw_writes(120, 900);

@@ -169,7 +169,7 @@ class ShmRail final : public Rail {
   };
 
   /// A revoked rkey and the peers that may still be storing under it.
-  struct Fence {
+  struct RkeyFence {
     WireRkey rkey{};
     uint32_t cookie = 0;
     struct Writer {
@@ -299,7 +299,7 @@ class ShmRail final : public Rail {
   std::mutex revoked_mutex_;
   std::vector<RevokedRkey> revoked_;
   std::atomic<uint32_t> revoked_count_{0};
-  std::vector<Fence> fences_;
+  std::vector<RkeyFence> fences_;
   std::array<uint64_t, 5> proved_by_{};  ///< by Proof::By
 };
 

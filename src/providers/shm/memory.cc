@@ -48,7 +48,7 @@ void ShmRail::begin_fences() noexcept {
     return;
   }
   for (const RevokedRkey& one : revoked) {
-    Fence fence{.rkey = one.rkey, .cookie = one.cookie};
+    RkeyFence fence{.rkey = one.rkey, .cookie = one.cookie};
     for (const auto& peer : possible_writers) {
       fence.writers.push_back({peer, peer->writer_slots(), Proof(*peer->writer_slots())});
     }
@@ -61,9 +61,9 @@ uint32_t ShmRail::poll_fences(std::span<RailEvent> out) noexcept {
   if (revoked_count_.load(std::memory_order_acquire) != 0) begin_fences();
   if (fences_.empty()) return 0;
   uint32_t n = 0;
-  std::erase_if(fences_, [&](Fence& fence) {
+  std::erase_if(fences_, [&](RkeyFence& fence) {
     if (n == out.size()) return false;
-    std::erase_if(fence.writers, [&](Fence::Writer& writer) {
+    std::erase_if(fence.writers, [&](RkeyFence::Writer& writer) {
       if (!writer.proof.proved(*writer.writer_slots, fresh_scan_)) {
         return fresh_scan_ && writer.peer->exited();
       }

@@ -33,7 +33,7 @@ void disable_fence_support(bool without) noexcept;
 /// once it has left that section, died, or was off CPU (a restartable section then rechecks the
 /// epoch). Later sections see the new epoch and need no proof.
 ///
-/// Owner: a Fence or a closing InPath. Threads: one at a time (the worker).
+/// Owner: an RkeyFence or a closing InPath. Threads: one at a time (the worker).
 class Proof {
  public:
   /// Construct after the epoch was changed and after heavy_barrier(); one call serves the proofs

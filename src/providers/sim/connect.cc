@@ -140,13 +140,13 @@ void Wire::close_path(RailState& rail, const PathRef& at, bool inbound) {
     if (path == nullptr || path->down) return;
     // A connectionless NIC has nothing to tear down: it still accepts packets with a valid rkey.
     path->down = true;
-    return schedule(down_ns, EventKind::kInDown, 0, at);
+    return schedule(down_ns, SimEventKind::kInDown, 0, at);
   }
   OutPath* path = rail.out.find(at.path);
   if (path == nullptr) return;
   if (path->state == OutPath::State::kClosing || path->state == OutPath::State::kDown) return;
   path->state = OutPath::State::kClosing;
-  schedule(down_ns, EventKind::kOutDown, 0, at);
+  schedule(down_ns, SimEventKind::kOutDown, 0, at);
 }
 
 void Wire::out_down(const PathRef& at) {

@@ -51,7 +51,7 @@ void Wire::inject_datagram(NetworkAttachment& attachment, uint32_t to_attachment
   packet.size_bytes = datagram.size();
   packet.bytes.assign(datagram.begin(), datagram.end());
   ++attachment.datagrams_out;
-  schedule(now_ns_ + delay, EventKind::kDatagram, index, {to_attachment, 0, 0});
+  schedule(now_ns_ + delay, SimEventKind::kDatagram, index, {to_attachment, 0, 0});
 }
 
 void Wire::deliver(uint32_t index, uint32_t to_attachment) {
@@ -63,7 +63,7 @@ void Wire::deliver(uint32_t index, uint32_t to_attachment) {
   if (attachment == nullptr || cut || attachment->datagrams.size() >= kDatagramsMax) {
     return packets_.give(index);
   }
-  trace(EventKind::kDatagram, *attachment->rails[0].nic, packet.bytes.size(), 0);
+  trace(SimEventKind::kDatagram, *attachment->rails[0].nic, packet.bytes.size(), 0);
   attachment->datagrams.push(index);
   wake_later(*attachment);
 }

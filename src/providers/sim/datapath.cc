@@ -35,7 +35,7 @@ uint32_t Wire::post(RailState& rail, const PathRef& at, std::span<const WriteOp>
     if (up && op.size_bytes <= rail.caps.write_bytes_max) {
       link(*path, index);
       make_ready(*path, from, *rail.nic);
-      if (flight.posted_ns > now_ns_) schedule(flight.posted_ns, EventKind::kPosted, 0, from);
+      if (flight.posted_ns > now_ns_) schedule(flight.posted_ns, SimEventKind::kPosted, 0, from);
       continue;
     }
     // Accepted, so it completes through poll() like any other.
@@ -155,7 +155,7 @@ void Wire::kick(Nic& nic) {
   }
   if (nic.ready.empty()) return;
   nic.transmit_due = true;
-  schedule(nic.egress_free_ns, EventKind::kTransmit, nic.index);
+  schedule(nic.egress_free_ns, SimEventKind::kTransmit, nic.index);
 }
 
 void Wire::send_packet(Nic& nic, OutPath& path) {
@@ -194,7 +194,7 @@ void Wire::send_packet(Nic& nic, OutPath& path) {
   path.window_used += size;
   if (flight.sent_bytes == flight.op.size_bytes) path.unsent = flight.next;
   nic.egress_free_ns = now_ns_ + stall + packet.on_wire_ns;
-  trace(EventKind::kTransmit, nic, size, flight.op.imm);
+  trace(SimEventKind::kTransmit, nic, size, flight.op.imm);
   launch(number, path, now_ns_ + stall);
 }
 
@@ -206,7 +206,7 @@ void Wire::launch(uint32_t number, OutPath& path, int64_t start_ns) {
     arrival = std::max(arrival, path.last_arrival_ns);
     path.last_arrival_ns = arrival;
   }
-  schedule(arrival, EventKind::kArrive, number);
+  schedule(arrival, SimEventKind::kArrive, number);
 }
 
 // ---- Landing ------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ void Wire::arrive(uint32_t number) {
     landing = std::max(landing, in->last_landing_ns);
     in->last_landing_ns = landing;
   }
-  schedule(landing, EventKind::kLand, number);
+  schedule(landing, SimEventKind::kLand, number);
 }
 
 void Wire::land(uint32_t number) {
@@ -251,7 +251,7 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
   if (!store_later(packet, flight, rail)) store(packet, flight, rail);
   flight.landed_bytes += packet.size_bytes;
   flight.landed = flight.landed_bytes == flight.op.size_bytes;
-  trace(EventKind::kLand, *rail.nic, packet.size_bytes, flight.op.imm);
+  trace(SimEventKind::kLand, *rail.nic, packet.size_bytes, flight.op.imm);
   if (flight.landed && flight.op.has_imm != 0) count(flight, rail, in);
 
   const AttachmentLocation from{flight.nic->node, flight.nic->fabric};
@@ -259,7 +259,8 @@ void Wire::take(uint32_t number, RailState& rail, InPath* in) {
       pair_faults(from, flight.to.attachment).twice) {
     // The acknowledgement waits for the duplicate: no byte lands after the completion.
     ++flight.duplicates;
-    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, EventKind::kDuplicate, number);
+    return schedule(now_ns_ + delay_ns(*flight.nic, from.node) / 2, SimEventKind::kDuplicate,
+                    number);
   }
   if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, in);
   drop(number);
@@ -277,29 +278,33 @@ bool Wire::store_later(const Packet& packet, Flight& flight, RailState& rail) {
   if (nodes_[rail.nic->node].faults.late_bytes_ns == 0 || flight.op.has_imm == 0) return false;
   if (packet.bytes.empty()) return false;
   if (flight.late == 0) flight.late = ++last_late_;
-  rail.late_bytes.push_back({.write = flight.late,
-                             .key = flight.op.rkey,
-                             .target = flight.op.target + packet.offset,
-                             .bytes = packet.bytes});
+  LateWrite& late = rail.late_writes[flight.late];
+  late.key = flight.op.rkey;
+  late.packets.push_back({.target = flight.op.target + packet.offset, .bytes = packet.bytes});
   return true;
 }
 
 void Wire::store_late(RailState& rail, uint32_t write) {
-  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
-    if (late.write != write) return false;
-    std::byte* const target = find_region(rail, late.key)->address + late.target;
-    std::memcpy(target, late.bytes.data(), late.bytes.size());
-    return true;
-  });
+  const auto found = rail.late_writes.find(write);
+  if (found == rail.late_writes.end()) return;  // its region was deregistered
+  store_late(*find_region(rail, found->second.key), found->second);
+  rail.late_writes.erase(found);
+}
+
+void Wire::store_late(const Region& region, const LateWrite& late) {
+  for (const LateWrite::Packet& packet : late.packets) {
+    std::memcpy(region.address + packet.target, packet.bytes.data(), packet.bytes.size());
+  }
 }
 
 /// The region is deregistered, which flushes: what is counted becomes visible now. A write that has
-/// not landed completely never will, and its sender may have been told so: its bytes are dropped.
+/// not landed completely never will, and may have been reported so to its sender: its bytes are
+/// dropped.
 void Wire::store_late(RailState& rail, const Region& region) {
-  std::erase_if(rail.late_bytes, [&](const LateBytes& late) {
+  std::erase_if(rail.late_writes, [&](const auto& one) {
+    const LateWrite& late = one.second;
     if (late.key != region.key) return false;
-    if (late.counted)
-      std::memcpy(region.address + late.target, late.bytes.data(), late.bytes.size());
+    if (late.counted) store_late(region, late);
     return true;
   });
 }
@@ -308,7 +313,7 @@ void Wire::store_late(RailState& rail, const Region& region) {
 void Wire::forget_late(const Flight& flight) {
   RailState* rail = find_rail(flight.to);
   if (rail == nullptr) return;
-  std::erase_if(rail->late_bytes, [&](const LateBytes& late) { return late.write == flight.late; });
+  rail->late_writes.erase(flight.late);
 }
 
 void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
@@ -322,7 +327,10 @@ void Wire::count(const Flight& flight, RailState& rail, InPath* in) {
   arrived.imm = flight.op.imm;
   // Not for the engine either: the bytes to store when it polls this.
   arrived.cookie = flight.late;
-  for (LateBytes& late : rail.late_bytes) late.counted |= late.write == flight.late;
+  if (flight.late != 0) {
+    const auto late = rail.late_writes.find(flight.late);
+    if (late != rail.late_writes.end()) late->second.counted = true;
+  }
   // Not for the engine: the world's observer identifies the write by its target address.
   const Region* region = find_region(rail, flight.op.rkey);
   if (region != nullptr) {
@@ -342,7 +350,7 @@ void Wire::land_duplicate(uint32_t number) {
   const RailState* rail = find_rail(flight.to);
   if (rail != nullptr && !is_cut(flight) && target_allowed(*rail, flight)) {
     store(packet, flight, *rail);
-    trace(EventKind::kDuplicate, *rail->nic, packet.size_bytes, flight.op.imm);
+    trace(SimEventKind::kDuplicate, *rail->nic, packet.size_bytes, flight.op.imm);
   }
   --flight.duplicates;
   if (flight.landed && flight.duplicates == 0) acknowledge(packet.flight, nullptr);
@@ -386,7 +394,7 @@ void Wire::acknowledge(uint32_t index, InPath* in) {
     arrival = std::max(arrival, in->last_ack_ns);
     in->last_ack_ns = arrival;
   }
-  schedule(arrival, EventKind::kAck, index);
+  schedule(arrival, SimEventKind::kAck, index);
 }
 
 /// An error that the sender's own NIC detects, without the network.
@@ -395,7 +403,7 @@ void Wire::fail_locally(uint32_t index, Errc code, Remote remote) {
   flight.code = code;
   flight.remote = remote;
   ++flight.refs;
-  schedule(now_ns_ + flight.nic->timing.per_op_ns, EventKind::kLocalError, index);
+  schedule(now_ns_ + flight.nic->timing.per_op_ns, SimEventKind::kLocalError, index);
 }
 
 void Wire::acknowledged(uint32_t index) {
@@ -468,7 +476,7 @@ void Wire::report(const PathRef& at, const RailEvent& event) {
   if (queue == nullptr || (late_ns == 0 && queue->items.empty())) return enqueue(at, *rail, event);
   queue->last_ns = std::max(now_ns_ + late_ns, queue->last_ns);
   queue->items.push({queue->last_ns, event});
-  schedule(queue->last_ns, EventKind::kLate, queue == &rail->late_acks,
+  schedule(queue->last_ns, SimEventKind::kLate, queue == &rail->late_acks,
            {at.attachment, at.rail, 0});
 }
 

@@ -97,7 +97,7 @@ Result<void> Wire::plan_by_event(uint64_t events, const Fault& fault) {
 void Wire::plan_now(int64_t time_ns, const Fault& fault) {
   const uint32_t planned = faults_.planned.take();
   faults_.planned[planned] = fault;
-  schedule(time_ns, EventKind::kFault, planned);
+  schedule(time_ns, SimEventKind::kFault, planned);
 }
 
 void Wire::apply_planned(uint32_t planned) {
@@ -225,7 +225,7 @@ void Wire::apply_to_nic(const Fault& fault, Nic& nic) {
     case Kind::kSwallowCounts:
       nic.faults.swallows_counts = true;
       nic.faults.fails_ns = now_ns_ + fault.time.count();
-      return schedule(nic.faults.fails_ns, EventKind::kNicFails, nic.index);
+      return schedule(nic.faults.fails_ns, SimEventKind::kNicFails, nic.index);
     case Kind::kRefusePosts:
       nic.faults.refuses_posts = true;
       return;

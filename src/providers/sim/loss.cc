@@ -50,7 +50,7 @@ bool Wire::would_ack(const Flight& flight) noexcept {
 void Wire::lose(uint32_t number, Admission admission) {
   Packet& packet = packets_[number];
   Flight& flight = flights_[packet.flight];
-  trace(EventKind::kRetransmit, *flight.nic, packet.size_bytes, flight.op.imm);
+  trace(SimEventKind::kRetransmit, *flight.nic, packet.size_bytes, flight.op.imm);
   OutPath* path = find_out(flight.from);
   // The sender no longer retransmits it.
   if (path == nullptr || flight.completed || flight.refused) return drop(number);
@@ -63,7 +63,7 @@ void Wire::lose(uint32_t number, Admission admission) {
 
 void Wire::lose_ack(uint32_t index) {
   Flight& flight = flights_[index];
-  trace(EventKind::kRetransmit, *flight.nic, 0, flight.op.imm);
+  trace(SimEventKind::kRetransmit, *flight.nic, 0, flight.op.imm);
   OutPath* path = find_out(flight.from);
   if (path == nullptr) return release(index);
   path->unacked.push_back(index);
@@ -92,7 +92,7 @@ void Wire::schedule_retransmit(OutPath& path, const PathRef& at, int64_t due_ns)
   due_ns = std::max(due_ns, now_ns_);
   if (due_ns >= path.retransmit_ns) return;
   path.retransmit_ns = due_ns;
-  schedule(due_ns, EventKind::kRetransmit, 0, at);
+  schedule(due_ns, SimEventKind::kRetransmit, 0, at);
 }
 
 void Wire::retransmit(const PathRef& at) {

@@ -52,10 +52,10 @@ void Wire::deregister_memory(RailState& rail, const PathRef& at, uint64_t key, u
   // Landing is one atomic event, so no write is in progress: the fence is proved, and only its
   // report takes time.
   const int64_t late_ns = nodes_[rail.nic->node].faults.late_proof_ns;
-  schedule(now_ns_ + kTeardownNs + late_ns, EventKind::kFenced, cookie, at);
+  schedule(now_ns_ + kTeardownNs + late_ns, SimEventKind::kFenced, cookie, at);
 }
 
-void Wire::fenced(const Event& event) {
+void Wire::fenced(const SimEvent& event) {
   RailEvent fenced;
   fenced.kind = RailEvent::Kind::kFenced;
   fenced.cookie = event.subject;

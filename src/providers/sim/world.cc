@@ -116,7 +116,7 @@ bool Wire::run_to(int64_t time_ns) {
   return faults_.for_engines.empty();
 }
 
-void Wire::schedule(int64_t time_ns, EventKind kind, uint32_t subject, const PathRef& at) {
+void Wire::schedule(int64_t time_ns, SimEventKind kind, uint32_t subject, const PathRef& at) {
   queue_.push(std::max(time_ns, now_ns_), {kind, subject, at});
   if (!options_.realtime) return;
   // A sleeping engine wakes at the earliest event of the whole world, because any engine may have
@@ -134,7 +134,7 @@ void Wire::run_due(int64_t until_ns) {
   while (queue_.next_ns() <= until_ns) {
     if (queue_.empty()) break;  // until_ns is kNeverNs
     now_ns_ = std::max(now_ns_, queue_.next_ns());
-    const Event event = queue_.pop();
+    const SimEvent event = queue_.pop();
     dispatch(event);
     if (is_network(event.kind)) after_event();
     if (!faults_.for_engines.empty()) return;  // applied before the next event
@@ -142,40 +142,40 @@ void Wire::run_due(int64_t until_ns) {
   now_ns_ = std::max(now_ns_, until_ns);
 }
 
-void Wire::dispatch(const Event& event) {
+void Wire::dispatch(const SimEvent& event) {
   switch (event.kind) {
-    case EventKind::kTransmit:
+    case SimEventKind::kTransmit:
       nics_[event.subject].transmit_due = false;
       return kick(nics_[event.subject]);
-    case EventKind::kPosted:
+    case SimEventKind::kPosted:
       return posted(event.at);
-    case EventKind::kArrive:
+    case SimEventKind::kArrive:
       return arrive(event.subject);
-    case EventKind::kLand:
+    case SimEventKind::kLand:
       return land(event.subject);
-    case EventKind::kDuplicate:
+    case SimEventKind::kDuplicate:
       return land_duplicate(event.subject);
-    case EventKind::kAck:
+    case SimEventKind::kAck:
       return acknowledged(event.subject);
-    case EventKind::kLocalError:
+    case SimEventKind::kLocalError:
       return complete_flight(event.subject);
-    case EventKind::kRetransmit:
+    case SimEventKind::kRetransmit:
       return retransmit(event.at);
-    case EventKind::kOutDown:
+    case SimEventKind::kOutDown:
       return out_down(event.at);
-    case EventKind::kInDown:
+    case SimEventKind::kInDown:
       return in_down(event.at);
-    case EventKind::kFenced:
+    case SimEventKind::kFenced:
       return fenced(event);
-    case EventKind::kDatagram:
+    case SimEventKind::kDatagram:
       return deliver(event.subject, event.at.attachment);
-    case EventKind::kLate:
+    case SimEventKind::kLate:
       return enqueue_late(event.at, event.subject != 0);
-    case EventKind::kFault:
+    case SimEventKind::kFault:
       return apply_planned(event.subject);
-    case EventKind::kNicFails:
+    case SimEventKind::kNicFails:
       return nic_fails(nics_[event.subject]);
-    case EventKind::kWake:
+    case SimEventKind::kWake:
       return wake_again(event.subject);
   }
 }
@@ -184,7 +184,7 @@ void Wire::wake_later(NetworkAttachment& attachment) {
   if (options_.realtime || attachment.wake_due) return;  // in realtime the timer wakes it
   attachment.wake_due = true;
   const int64_t looks_ns = attachment.polled_ns + kWakeGapNs;
-  if (now_ns_ < looks_ns) return schedule(looks_ns, EventKind::kWake, attachment.number);
+  if (now_ns_ < looks_ns) return schedule(looks_ns, SimEventKind::kWake, attachment.number);
   wakes_.push_back(attachment.number);
 }
 
@@ -196,7 +196,7 @@ void Wire::wake_again(uint32_t number) {
   if (attachment->wake_due) wakes_.push_back(number);
 }
 
-void Wire::trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept {
+void Wire::trace(SimEventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept {
   const uint64_t where = static_cast<uint64_t>(kind) << 56 | uint64_t{nic.index} << 32 | imm;
   hash_.add(static_cast<uint64_t>(now_ns_)).add(where).add(size_bytes);
 }

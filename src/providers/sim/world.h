@@ -97,7 +97,7 @@ struct Flight {
   bool landed = false;                // all of its packets
   int64_t retry_since_ns = kNeverNs;  // start of the current series of failed retransmissions
   uint32_t duplicates = 0;            // packets that will land a second time
-  uint32_t late = 0;                  // its number in RailState::late_bytes; 0: none
+  uint32_t late = 0;                  // its number in RailState::late_writes; 0: none
   Errc code = Errc::kOk;              // carried by the acknowledgement
   Remote remote = Remote::kDelivered;
 };
@@ -176,14 +176,16 @@ struct Region {
   bool remote_write = false;
 };
 
-/// Bytes of a packet that has landed and is acknowledged, but that its owner cannot see yet
-/// (Fault::kLateBytes).
-struct LateBytes {
-  uint32_t write = 0;  // Flight::late
-  uint64_t key = 0;    // of the region
-  uint64_t target = 0;
+/// The packets of a write that have landed and are acknowledged, but that their owner cannot see
+/// yet (Fault::kLateBytes).
+struct LateWrite {
+  struct Packet {
+    uint64_t target = 0;
+    std::vector<std::byte> bytes{};
+  };
+  uint64_t key = 0;      // of the region
   bool counted = false;  // its immediate is queued; otherwise it may never be
-  std::vector<std::byte> bytes{};
+  std::vector<Packet> packets{};
 };
 
 /// One engine's use of one NIC.
@@ -198,13 +200,13 @@ struct RailState {
   std::vector<Region> regions{};
   std::vector<uint32_t> free_regions{};
   Fifo<RailEvent> events{};
-  LateReports late_counts{};            // kImm, and kPathDown of targets' ends
-  LateReports late_acks{};              // kCompletion, and kPathDown of senders' ends
-  std::vector<LateBytes> late_bytes{};  // in the order in which they landed
-  std::vector<RailEvent> hidden{};      // kCompletion that were delayed when the queue overran
-  bool overran = false;                 // until the NIC comes up
-  uint32_t immediates = 0;              // kImm in events and late_counts
-  uint32_t posted = 0;                  // accepted by post(), completion not polled
+  LateReports late_counts{};                    // kImm, and kPathDown of targets' ends
+  LateReports late_acks{};                      // kCompletion, and kPathDown of senders' ends
+  std::map<uint32_t, LateWrite> late_writes{};  // by Flight::late
+  std::vector<RailEvent> hidden{};  // kCompletion that were delayed when the queue overran
+  bool overran = false;             // until the NIC comes up
+  uint32_t immediates = 0;          // kImm in events and late_counts
+  uint32_t posted = 0;              // accepted by post(), completion not polled
 };
 
 /// One engine's attachment to one network of its node. Owned by Wire, from SimNetwork's opening to
@@ -239,7 +241,7 @@ struct Node {
   NodeFaults faults{};
 };
 
-enum class EventKind : uint8_t {
+enum class SimEventKind : uint8_t {
   kTransmit,    // a NIC may send: subject = NIC
   kPosted,      // the engine's CPU has posted a work request on a path
   kArrive,      // the first bit of a packet: subject = packet
@@ -259,10 +261,10 @@ enum class EventKind : uint8_t {
 };
 
 /// Caused by an engine or the network; false for the simulation's own events.
-constexpr bool is_network(EventKind kind) noexcept { return kind < EventKind::kFault; }
+constexpr bool is_network(SimEventKind kind) noexcept { return kind < SimEventKind::kFault; }
 
-struct Event {
-  EventKind kind = EventKind::kTransmit;
+struct SimEvent {
+  SimEventKind kind = SimEventKind::kTransmit;
   uint32_t subject = 0;
   PathRef at{};
 };
@@ -347,14 +349,14 @@ class Wire {
 
  private:
   // world.cc
-  void schedule(int64_t time_ns, EventKind kind, uint32_t subject, const PathRef& at = {});
+  void schedule(int64_t time_ns, SimEventKind kind, uint32_t subject, const PathRef& at = {});
   void run_due(int64_t until_ns);
-  void dispatch(const Event& event);
+  void dispatch(const SimEvent& event);
   std::unique_lock<std::mutex> lock() const;
   void wake_later(NetworkAttachment& attachment);
   void wake_again(uint32_t number);
   void set_timer(NetworkAttachment& attachment, int64_t due_ns);
-  void trace(EventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
+  void trace(SimEventKind kind, const Nic& nic, uint64_t size_bytes, uint32_t imm) noexcept;
   void trace(const RailEvent& event, const Nic& nic) noexcept;
   // Inline, because every event calls them several times.
   NetworkAttachment* find_attachment(uint32_t number) noexcept {
@@ -380,7 +382,7 @@ class Wire {
   static const Region* find_region(const RailState& rail, uint64_t key) noexcept;
   bool source_allowed(const Flight& flight) noexcept;
   static bool target_allowed(const RailState& rail, const Flight& flight) noexcept;
-  void fenced(const Event& event);
+  void fenced(const SimEvent& event);
 
   // connect.cc
   Result<uint32_t> reach(const NetworkAttachment& attachment,
@@ -408,6 +410,7 @@ class Wire {
   bool store_later(const Packet& packet, Flight& flight, RailState& rail);
   static void store_late(RailState& rail, uint32_t write);
   static void store_late(RailState& rail, const Region& region);
+  static void store_late(const Region& region, const LateWrite& late);
   void forget_late(const Flight& flight);
   void count(const Flight& flight, RailState& rail, InPath* in);
   void land_duplicate(uint32_t packet);
@@ -472,7 +475,7 @@ class Wire {
   mutable std::mutex mutex_;  // realtime only: with virtual time there is one thread
   int64_t now_ns_ = 0;        // time of the event that runs, or of the last one
   int64_t real_now_ns_ = 0;   // realtime: time of the last caller
-  EventQueue<Event> queue_;
+  EventQueue<SimEvent> queue_;
   TraceHash hash_;
   // One generator for each purpose, so that a change in one does not shift the others.
   Rng wire_rng_, control_rng_, key_rng_, fault_rng_;

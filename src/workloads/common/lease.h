@@ -4,15 +4,15 @@
 
 namespace fabric::workloads {
 
-/// Where one (request, source) is, seen from the owner of the target memory.
+/// The state of one (request, source) pair, as the owner of the target memory knows it.
 enum class LeaseState : uint8_t {
   kIdle,         ///< reserved, nothing sent
   kAsked,        ///< the source may have the request
   kFlowing,      ///< the source has it
-  kFull,         ///< all counts are here; bytes may land once more until the source is quiet
-  kStopping,     ///< the source was asked to stop
-  kDraining,     ///< the source has stopped; counts that it confirmed are still on the way
-  kFencing,      ///< a proof has been asked for
+  kFull,         ///< all counts arrived; a byte may still be rewritten until the source is quiet
+  kStopping,     ///< a cancel was sent to the source
+  kDraining,     ///< the source has stopped; counts that it confirmed are still in flight
+  kFencing,      ///< a revocation or a fence is outstanding
   kQuarantined,  ///< the proof did not come in time
   kQuiet,        ///< no write can land any more
 };
@@ -22,46 +22,60 @@ const char* to_string(LeaseState state) noexcept;
 struct LeaseEffects {
   bool send_cancel = false;
   bool disarm = false;    ///< end the armed expectation; its report comes as expectation_ended()
-  bool fence = false;     ///< get the proof: revoke the grant, or fence the peer if it is lost
-  bool complete = false;  ///< everything may be read
+  bool fence = false;     ///< obtain the proof: revoke the grant, or fence a lost peer
+  bool complete = false;  ///< all of it may be read
   bool drain = false;     ///< compare the counts with landed(), now and when they change
-  bool quiet = false;     ///< kQuiet was entered: the memory belongs to its owner again
+  bool quiet = false;     ///< kQuiet was entered: the owner may reuse the memory
   bool stale = false;     ///< the event has no meaning in this state
 };
 
-/// The right to write into memory, lent to one source for one request, and how it ends. A pure
-/// state machine: events in, effects out, no engine. Whatever happens, the memory comes back by
-/// proof (kQuiet), once.
+/// A lease of target memory: one source may write there for one request. A pure state machine:
+/// events in, effects out, no engine. However a request ends, its memory is returned exactly once,
+/// and only after proof that no write can land there any more (kQuiet). `l` and `u`: writes that
+/// landed, and writes of unknown fate, as the source reports them.
 ///
-/// | state | event | next | effects |
-/// | --- | --- | --- | --- |
-/// | Idle | start | Asked | |
-/// | Idle | stop, peer lost | Quiet | quiet: nothing was sent |
-/// | Asked, Stopping | dispatch not delivered | Quiet | disarm, quiet: nothing can come |
-/// | Asked | dispatch of unknown fate | Fencing | disarm, fence: it may have arrived |
-/// | Asked, Flowing, Stopping | refused | Quiet | disarm, quiet: a source refuses before it writes
-/// | | Asked | accepted | Flowing | | | Asked, Flowing | counted | Full; Quiet if the count is
-/// final or the source is quiet | complete | | Asked, Flowing | poisoned | Stopping | send_cancel;
-/// the answer leads to Fencing | | Asked, Flowing | stop | Stopping | disarm, send_cancel | |
-/// Asked, Flowing | confirmed: it failed by itself | as Stopping | disarm | | Asked, Flowing,
-/// Stopping | quiet of unknown writes | Fencing | disarm, fence | | Stopping | counted | Full or
-/// Quiet, as above | everything is here; not complete | | Stopping | confirmed(l, 0) | Draining |
-/// drain, once the expectation has ended | | Stopping | confirmed(l, u > 0), or poisoned, or l past
-/// the total | Fencing | fence | | Stopping | cancel not delivered | Fencing | fence | | Draining |
-/// counts = l, or counted | Quiet | quiet | | Draining | counts > l, poisoned | Fencing | fence:
-/// the number was wrong | | Full | quiet(0), confirmed(l, 0) | Quiet | quiet | | Full | quiet(u >
-/// 0), confirmed(l, u > 0) | Fencing | fence; the request itself goes on | | Stopping, Draining,
-/// Full | expired | Fencing | fence | | Asked, Flowing, Full, Stopping, Draining | peer lost, fence
-/// begun | Fencing | disarm, fence | | Fencing | fence proved | Quiet | quiet | | Fencing | fence
-/// unproved | Quarantined | | | Quarantined | fence proved | Quiet | quiet | | any other | | the
-/// same | stale |
+// clang-format off
+/// | state                    | event                     | next        | effects              |
+/// | ------------------------ | ------------------------- | ----------- | -------------------- |
+/// | Idle                     | start                     | Asked       |                      |
+/// | Idle                     | stop, peer lost           | Quiet       | quiet                |
+/// | Asked, Stopping          | dispatch not delivered    | Quiet       | disarm, quiet        |
+/// | Asked                    | dispatch of unknown fate  | Fencing     | disarm, fence (1)    |
+/// | Asked, Flowing, Stopping | refused                   | Quiet       | disarm, quiet (2)    |
+/// | Asked                    | accepted                  | Flowing     |                      |
+/// | Asked, Flowing           | counted                   | Full (3)    | complete             |
+/// | Asked, Flowing           | poisoned                  | Stopping    | send_cancel (4)      |
+/// | Asked, Flowing           | stop                      | Stopping    | disarm, send_cancel  |
+/// | Asked, Flowing           | confirmed: source failed  | as Stopping | disarm               |
+/// | Asked, Flowing, Stopping | quiet(u > 0)              | Fencing     | disarm, fence        |
+/// | Stopping                 | counted                   | Full (3)    |                      |
+/// | Stopping                 | confirmed(l, 0)           | Draining    | drain, once disarmed |
+/// | Stopping                 | confirmed(l, u > 0)       | Fencing     | fence                |
+/// | Stopping                 | confirmed(l > total, 0)   | Fencing     | fence                |
+/// | Stopping                 | cancel not delivered      | Fencing     | fence                |
+/// | Draining                 | counts = l, counted       | Quiet       | quiet                |
+/// | Draining                 | counts > l, poisoned      | Fencing     | fence: l was wrong   |
+/// | Full                     | quiet(0), confirmed(l, 0) | Quiet       | quiet                |
+/// | Full                     | quiet(u > 0)              | Fencing     | fence (5)            |
+/// | Full                     | confirmed(l, u > 0)       | Fencing     | fence (5)            |
+/// | Stopping, Draining, Full | expired                   | Fencing     | fence                |
+/// | Asked ... Draining       | peer lost, fence begun    | Fencing     | disarm, fence        |
+/// | Fencing                  | fence proved              | Quiet       | quiet                |
+/// | Fencing                  | fence unproved            | Quarantined |                      |
+/// | Quarantined              | fence proved              | Quiet       | quiet                |
+/// | any other                |                           | the same    | stale                |
+// clang-format on
+///
+/// (1) The source may have received it. (2) A source refuses before it writes. (3) Quiet instead,
+/// if the count is final or quiet(0) has arrived. (4) The counts prove nothing any more, so
+/// confirmed() leads to Fencing. (5) The request goes on.
 ///
 /// Threads: one at a time.
 class Lease {
  public:
-  static constexpr uint64_t kAll = UINT64_MAX;  ///< of confirmed(): everything that was asked for
+  static constexpr uint64_t kAll = UINT64_MAX;  ///< in confirmed(): all requested writes
 
-  /// `total`: the counts that make it full. The expectation is armed from now on.
+  /// `total`: the counts that make it full. The expectation counts as armed from now on.
   void start(uint64_t total) noexcept;
   LeaseEffects dispatch_failed(bool not_delivered) noexcept;
   LeaseEffects accepted() noexcept;
@@ -76,7 +90,7 @@ class Lease {
   /// The source has stopped: `landed` of its writes are certain, the fate of `unknown` is not
   /// known.
   LeaseEffects confirmed(uint64_t landed, uint64_t unknown) noexcept;
-  /// In kDraining: how many counts are here.
+  /// In kDraining: how many counts have arrived.
   LeaseEffects counts(uint64_t here) noexcept;
   /// The source has completed all its writes.
   LeaseEffects quiet(uint64_t unknown) noexcept;
@@ -92,9 +106,9 @@ class Lease {
   uint64_t total() const noexcept { return total_; }
   /// Writes that landed, as far as known: by the count, or as the source confirmed.
   uint64_t landed() const noexcept { return landed_; }
-  bool full() const noexcept { return full_; }  ///< all counts were here, at whatever time
-  /// The source has said what landed, or is not asked any more.
-  bool settled() const noexcept {
+  bool full() const noexcept { return full_; }  ///< all counts have arrived, in time or late
+  /// landed() is final: by the count, by the source's report, or because no report is awaited.
+  bool landed_known() const noexcept {
     return state_ == LeaseState::kFull || state_ > LeaseState::kStopping;
   }
   bool in_flight() const noexcept {
@@ -107,10 +121,9 @@ class Lease {
   LeaseEffects after_confirm() noexcept;
 
   LeaseState state_ = LeaseState::kIdle;
-  bool armed_ = false;     ///< the expectation has not reported yet
-  bool poisoned_ = false;  ///< the key proves nothing any more
-  bool said_quiet_ =
-      false;  ///< quiet(0) came, perhaps before the counts: messages may overtake them
+  bool armed_ = false;       ///< the expectation has not reported yet
+  bool poisoned_ = false;    ///< counts under the key prove nothing any more
+  bool said_quiet_ = false;  ///< quiet(0) arrived, perhaps before the counts: messages may overtake
   bool full_ = false;
   uint64_t total_ = 0;
   uint64_t landed_ = 0;

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-// The events of a decoder: what its inbox reports, what is due, and what that means for leases and
-// tasks.
+// The events of a decoder: inbox reports and deadlines, applied to page leases and tasks.
 
 namespace fabric::kv::decode {
 namespace {
@@ -12,7 +11,7 @@ namespace {
 // polls compares them each time.
 constexpr Nanos kDrainCheck{1'000'000};
 
-// Events that wait for poll(). With more the inbox waits too.
+// Events queued for poll(). Beyond that, the decoder stops reading its inbox.
 constexpr size_t kDecodeEventsMax = 65536;
 
 }  // namespace
@@ -94,7 +93,7 @@ Result<bool> DecoderCore::layer_ready(std::string_view id, uint32_t layer) const
 
 Result<void> DecoderCore::wait_layer(std::string_view id, uint32_t layer, Timeout timeout) {
   auto ready = await_layer(id, layer, timeout);
-  wake();  // what came up while waiting is for poll()
+  wake();  // events that arrived while waiting are left to poll()
   return ready;
 }
 
@@ -290,7 +289,7 @@ void DecoderCore::message(const Event& event) {
   answer(*found->second, head->kind, event.bytes());
 }
 
-/// An answer about one flow. What cannot be read, or names no flow, changes nothing.
+/// A reply for one flow. One that does not parse, or names no flow, is ignored.
 void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
                          std::span<const std::byte> bytes) {
   const auto flow_of = [&](uint64_t serial) -> Flow* {
@@ -381,7 +380,7 @@ void DecoderCore::count_code(Flow& flow, Errc code) {
   }
 }
 
-/// counters[at] has its share. Takes those after it that have theirs too, then waits for the next.
+/// counters[at] has its share. Takes the following ones that have theirs too, then arms the next.
 void DecoderCore::counter_met(Flow& flow) {
   Task& task = *flow.task;
   do {
@@ -481,7 +480,8 @@ void DecoderCore::due(uint64_t what) {
 
 // ---- Leases and tasks ---------------------------------------------------------------------------
 
-/// Does what the lease wants. `cause`: why the request fails, if this event fails it.
+/// Carries out the effects of a lease event. `cause`: why the request fails, if this event fails
+/// it.
 void DecoderCore::apply(Flow& flow, const LeaseEffects& effects, FailCode cause, std::string text,
                         RefuseCode refused) {
   if (effects.stale) return;
@@ -489,12 +489,12 @@ void DecoderCore::apply(Flow& flow, const LeaseEffects& effects, FailCode cause,
   const LeaseState state = flow.lease.state();
   bool drain = effects.drain;
   if (effects.disarm && flow.armed) current(flow)->counter.disarm();
-  // A flow that waits for the inbox to arm its next counter has nothing that could report.
+  // A flow that waits for inbox room to arm its next counter has no expectation that could end.
   if (effects.disarm && !flow.armed) drain = flow.lease.expectation_ended().drain || drain;
   if (state == LeaseState::kFull) {
     ++stats_.waited_for_quiet;
     set_due(flow, answer_time_);
-    // The network was final when the request was dispatched and is not any more: ask now.
+    // Counts were final at dispatch and are not any more (a reroute): request QUIET now.
     if (!flow.wants_quiet) send_cancel(flow);
   }
   if (effects.send_cancel) {
@@ -535,14 +535,14 @@ void DecoderCore::fail_task(Task& task, FailCode code, uint32_t rank, std::strin
   update(task);
 }
 
-/// Reports what all flows together have reached.
+/// Reports the state that all flows of the task have reached together.
 void DecoderCore::update(Task& task) {
   if (task.over) return;
-  bool full = true, settled = true, quiet = true, quarantined = false;
+  bool full = true, landed_known = true, quiet = true, quarantined = false;
   uint64_t landed = 0;
   for (const auto& flow : task.flows) {
     full = full && flow->lease.full();
-    settled = settled && flow->lease.settled();
+    landed_known = landed_known && flow->lease.landed_known();
     quiet = quiet && flow->lease.state() == LeaseState::kQuiet;
     quarantined = quarantined || flow->lease.state() == LeaseState::kQuarantined;
     landed += flow->lease.landed();
@@ -558,7 +558,7 @@ void DecoderCore::update(Task& task) {
     for (size_t g = 0; g < task.leased.size(); ++g) quarantined_[g] += task.leased[g].size();
     emit(task, DecodeEvent::Kind::kQuarantined);
   }
-  if (task.phase == Task::Phase::kCancelled && settled && !task.cancel_reported) {
+  if (task.phase == Task::Phase::kCancelled && landed_known && !task.cancel_reported) {
     task.cancel_reported = true;
     ++stats_.cancelled;
     emit(task, DecodeEvent::Kind::kCancelled).landed = landed;
@@ -580,8 +580,8 @@ void DecoderCore::finish(Task& task) {
   ended_.push_back(&task);
 }
 
-/// Frees what ended in this call. Not earlier: callers up the stack hold references. The record
-/// itself stays until poll() has taken its last event, for layer_ready().
+/// Frees flows and sessions that ended in this call. Not earlier: callers up the stack hold
+/// references. The record itself stays until poll() has taken its last event, for layer_ready().
 void DecoderCore::erase_ended() {
   for (Task* task : std::exchange(ended_, {})) {
     for (const auto& flow : task->flows) {

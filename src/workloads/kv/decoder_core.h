@@ -18,8 +18,8 @@
 // Internals of kv::Decoder. A *task* is one attempt of a request. It has a *flow* for each prefill
 // rank that sends something: the lease, its counters and its dispatch. Flows to one prefiller
 // belong to a *source session*, which has up to grants_per_peer *grant sets*: one grant of each
-// region of the cache, revoked together. What is in doubt is resolved by revoking its grant set,
-// or, when the peer is lost, by fencing the peer.
+// region of the cache, revoked together. Writes in doubt are resolved by revoking their
+// grant set, or by fencing the peer if it is lost.
 
 namespace fabric::kv::decode {
 
@@ -42,7 +42,7 @@ enum class TagKind : uint8_t {
   kMessage = 1,
   kEngine,    ///< peers, room, late proofs
   kTimer,     ///< Deadlines
-  kWake,      ///< makes the descriptor readable: there are events for poll()
+  kWake,      ///< makes the descriptor readable: poll() has events
   kDispatch,  ///< flow
   kCancel,    ///< flow
   kCount,     ///< flow
@@ -52,9 +52,9 @@ enum class TagKind : uint8_t {
   kGrants,    ///< grant set
 };
 
-/// What a deadline is about, likewise.
+/// What a deadline is about: the upper 8 bits of its tag, as TagKind.
 enum class DueKind : uint8_t {
-  kFlow = 1,  ///< an answer, counts or a proof of quiet is late
+  kFlow = 1,  ///< a reply, counts or the quiet report are overdue
   kTask,      ///< the deadline of a request
   kStall,     ///< a source session has been stalled for DecoderOptions::patience
   kDrain,     ///< compare the counts of draining flows again
@@ -138,7 +138,7 @@ struct GrantSet {
   State state = State::kLive;
   bool retired = false;  ///< not for new requests: the prefiller could not import it
   std::vector<Grant> grants{};
-  uint32_t sent = 0;  ///< descriptors that are on their way
+  uint32_t sent = 0;  ///< descriptors sent to the peer
   std::map<uint64_t, Flow*> flows{};
   size_t revokes_sent = 0;
   size_t revokes_ended = 0;
@@ -192,7 +192,7 @@ class DecoderCore {
   DecoderStats stats() const;
 
  private:
-  /// What start() found out about a request.
+  /// A request that start() has checked, and what it derived from it.
   struct Checked {
     const PrefillPlan* prefill = nullptr;
     RequestTokens tokens{};
@@ -217,7 +217,7 @@ class DecoderCore {
   Result<void> lease_pages(Task& task);
   void begin(std::unique_ptr<Task> owned, Nanos deadline);
 
-  // decoder_session.cc: what goes out
+  // decoder_session.cc: requests, grants, cancels
   void pump(SourceSession& session);
   enum class Launch : uint8_t { kSent, kNoRoom, kFailed };
   Launch launch(Flow& flow);
@@ -231,7 +231,7 @@ class DecoderCore {
   Result<GrantSet*> make_set(SourceSession& session);
   void send_cancel(Flow& flow);
   Result<OpId> send(const SourceSession& session, std::span<const std::byte> bytes, uint64_t tag);
-  // and proofs
+  // decoder_session.cc: revocations, fences and their proofs
   void fence(Flow& flow);
   void revoke(GrantSet& set);
   void submit_revokes(GrantSet& set);
@@ -248,7 +248,7 @@ class DecoderCore {
   void detach(Flow& flow);
   void drop_empty(SourceSession& session);
 
-  // decoder_core.cc: what comes in
+  // decoder_core.cc: events, replies, counts, deadlines
   Result<void> await_layer(std::string_view id, uint32_t layer, Timeout timeout);
   void work();
   void handle(const Event& event);
@@ -306,7 +306,7 @@ class DecoderCore {
   bool wake_pending_ = false;
   Nanos drain_check_{};  ///< of DueKind::kDrain; 0: none
   DecoderStats stats_;
-  // Last, so that nothing reports into a decoder that is half destroyed.
+  // Last, hence destroyed first: no event reaches a half-destroyed decoder.
   Inbox inbox_;
   Subscription messages_;
   Subscription engine_events_;

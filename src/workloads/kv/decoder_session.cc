@@ -11,7 +11,8 @@ constexpr Nanos kGrantsRetry{100'000'000};
 
 }  // namespace
 
-// ---- Out ----------------------------------------------------------------------------------------
+// ---- Sending
+// ----------------------------------------------------------------------------------------
 
 Result<OpId> DecoderCore::send(const SourceSession& session, std::span<const std::byte> bytes,
                                uint64_t tag) {
@@ -21,7 +22,8 @@ Result<OpId> DecoderCore::send(const SourceSession& session, std::span<const std
                              .notify = Notify::inbox(inbox_, tag)});
 }
 
-/// Dispatches what waits, in its order. What finds no room in the engine stays for the next call.
+/// Dispatches the waiting flows in order. A flow that the engine has no room for waits for the next
+/// call.
 void DecoderCore::pump(SourceSession& session) {
   while (session.connected && !session.lost && !session.waiting.empty()) {
     Flow* flow = find_flow(session.waiting.front());
@@ -72,7 +74,7 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
   flow.set = *set;
   flow.set->flows[flow.number] = &flow;
   flow.lease.start(flow.total);
-  // What the lease does not need any more: with many requests in flight this is most of their size.
+  // Free what is not needed after the dispatch: it is most of the memory of a request in flight.
   const uint64_t serial = flow.dispatch.serial;
   flow.dispatch = {};
   flow.dispatch.serial = serial;
@@ -84,7 +86,7 @@ bool DecoderCore::send_hello(SourceSession& session) {
   const wire::Hello hello{.next_serial = session.next_serial, .layout = layout_bytes_};
   const auto sent = send(session, wire::encode_hello(options_.channel, hello),
                          tagged(TagKind::kHello, session.number));
-  // Anything but a full queue shows at the dispatch: refused, or not delivered.
+  // Any error but a full queue shows again at the dispatch: refused, or not delivered.
   session.hello_sent = sent || sent.error().code != Errc::kExhausted;
   session.hello_serial = session.next_serial;
   session.accepted = false;
@@ -184,7 +186,7 @@ Result<GrantSet*> DecoderCore::make_set(SourceSession& session) {
   for (const MemoryRegion* region : regions) {
     auto grant = region->grant(session.peer);
     if (!grant) {
-      // Those that were made end with their session, or here: no peer has seen them.
+      // The grants made so far are dropped here: no peer has seen them.
       for (const Grant& unused : set->grants) (void)engine_.submit(Revoke{.grant = unused.id});
       return grant.error();
     }
@@ -224,7 +226,7 @@ void DecoderCore::fence(Flow& flow) {
   }
 }
 
-/// All flows that share the set are in doubt with it: what they write is refused from now on.
+/// Every flow that shares the set is affected: its writes are refused from now on.
 void DecoderCore::revoke(GrantSet& set) {
   if (set.state != GrantSet::State::kLive) return;
   set.state = GrantSet::State::kRevoking;
@@ -292,7 +294,7 @@ void DecoderCore::fence_ended(const Event& event) {
       session->fencing = SourceSession::Fencing::kUnproved;
       // On a network that proves by rkeys, a descriptor that is open to all peers makes a fence of
       // one peer impossible. What this session could write is under its grants, and each of them
-      // can still be proved by itself.
+      // can still be revoked with proof.
       for (const auto& [number, set] : session->sets) {
         if (set->state != GrantSet::State::kLive) continue;
         set_unproved(*set);
@@ -300,7 +302,7 @@ void DecoderCore::fence_ended(const Event& event) {
       }
     } else {
       // Another workload of this engine fences the same peer. Its proof is not reported here, but
-      // each grant can be proved by itself.
+      // each grant can be revoked with proof.
       session->fencing = SourceSession::Fencing::kRefused;
       for (const auto& [number, set] : session->sets) revoke(*set);
     }
@@ -407,7 +409,7 @@ void DecoderCore::lose(SourceSession& session) {
   for (Flow* flow : flows) {
     apply(*flow, flow->lease.peer_lost(), FailCode::kPeerLost, "the session is lost");
   }
-  // Also for what a revoke has left in quarantine: the fence may prove it.
+  // Also for grants that a revoke has left in quarantine: the fence may prove them.
   const bool in_doubt = std::ranges::any_of(
       session.sets, [](const auto& entry) { return !entry.second->flows.empty(); });
   if (in_doubt && session.fencing == SourceSession::Fencing::kNo) {
@@ -417,7 +419,7 @@ void DecoderCore::lose(SourceSession& session) {
   drop_empty(session);
 }
 
-/// The lease of the flow is quiet: it is no part of a set or a session any more.
+/// The lease of the flow is quiet: removes it from its grant set and its session.
 void DecoderCore::detach(Flow& flow) {
   SourceSession& session = *flow.session;
   flow.session = nullptr;  // it may be gone before the last report about the flow comes
@@ -432,7 +434,7 @@ void DecoderCore::detach(Flow& flow) {
   if (set.retired && set.flows.empty()) revoke(set);
 }
 
-/// Forgets a lost session that nothing waits for. Its grants ended with it.
+/// Erases a lost session that no flow and no fence needs. Its grants ended with it.
 void DecoderCore::drop_empty(SourceSession& session) {
   if (!session.lost || !session.by_serial.empty()) return;
   for (const auto& [number, set] : session.sets) {

@@ -41,7 +41,7 @@ const PairPlan& pair_of(const PrefillPlan& prefill, size_t rank_index) {
 Result<uint32_t> DecoderCore::add_prefill(const Side& side, Refusal* refusal) {
   auto bytes = encode(side);
   if (!bytes) {
-    // plan() explains in words what encode() only names.
+    // plan() gives a Refusal in words, encode() only a code.
     const auto refused = plan(side, Side{{options_.layout}}, options_.plan, refusal);
     return refused ? bytes.error() : refused.error();
   }
@@ -192,7 +192,7 @@ Result<std::vector<std::vector<uint32_t>>> DecoderCore::written_pages(
   return written;
 }
 
-/// What quarantine has left must serve the request and keep the reserve.
+/// Pages that are not quarantined must suffice for the request and the reserve.
 Result<void> DecoderCore::check_reserve(const DecodeRequest& request) const {
   if (options_.reserve_pages == 0) return {};
   for (size_t g = 0; g < owners_.size(); ++g) {
@@ -412,7 +412,7 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
     if (stalled && session->stall_due == Nanos{}) watch_stall(*session);
     pump(*session);
   }
-  update(task);  // everything may be cached
+  update(task);  // complete at once if every token is cached
   erase_ended();
   wake();
 }

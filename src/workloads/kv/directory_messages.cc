@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint8_t kVersion = 1;
 constexpr uint8_t kLastFlag = 1;
-constexpr uint8_t kSettledFlag = 2;
+constexpr uint8_t kWarmedUpFlag = 2;
 // The highest code of result.h: a seed answers with one of them.
 constexpr uint8_t kErrcMax = static_cast<uint8_t>(Errc::kRailLost);
 
@@ -37,7 +37,7 @@ void write(ByteWriter&, const LeaveMessage&) {}
 void write(ByteWriter& out, const WatchMessage& message) { out.u64(message.have); }
 
 void write(ByteWriter& out, const ViewMessage& message) {
-  const int flags = (message.last ? kLastFlag : 0) | (message.settled ? kSettledFlag : 0);
+  const int flags = (message.last ? kLastFlag : 0) | (message.warmed_up ? kWarmedUpFlag : 0);
   out.u8(static_cast<uint8_t>(flags));
   out.u8(0);
   out.u64(message.from);
@@ -66,10 +66,10 @@ AnnounceMessage read_announcement(ByteReader& in) {
 ViewMessage read_view(ByteReader& in) {
   ViewMessage message;
   const uint8_t flags = in.u8();
-  in.require(flags <= (kLastFlag | kSettledFlag));
+  in.require(flags <= (kLastFlag | kWarmedUpFlag));
   in.require(in.u8() == 0);
   message.last = (flags & kLastFlag) != 0;
-  message.settled = (flags & kSettledFlag) != 0;
+  message.warmed_up = (flags & kWarmedUpFlag) != 0;
   message.from = in.u64();
   message.upto = in.u64();
   in.require(message.from <= message.upto);

@@ -42,10 +42,10 @@ struct WatchMessage {
 
 /// A seed to an engine that watches: all changes after the revision `from`, up to `upto`.
 struct ViewMessage {
-  uint64_t from = 0;     ///< 0: drop what an earlier message listed
-  uint64_t upto = 0;     ///< not less than `from`
-  bool last = false;     ///< `upto` is the seed's present revision
-  bool settled = false;  ///< the seed has waited long enough for its members
+  uint64_t from = 0;       ///< 0: drop what an earlier message listed
+  uint64_t upto = 0;       ///< not less than `from`
+  bool last = false;       ///< `upto` is the seed's present revision
+  bool warmed_up = false;  ///< EmbeddedOptions::warm_up of the seed has passed
   std::vector<uint64_t> left{};
   std::vector<Member> members{};
   bool operator==(const ViewMessage&) const = default;

@@ -30,7 +30,7 @@ Result<void> check(const EmbeddedOptions& options) {
   if (options.retry <= Nanos(0)) return bad("retry");
   if (options.retry_max < options.retry) return bad("retry_max: less than retry");
   if (options.refresh <= Nanos(0)) return bad("refresh");
-  if (options.settle < Nanos(0)) return bad("settle");
+  if (options.warm_up < Nanos(0)) return bad("warm_up");
   return {};
 }
 
@@ -131,7 +131,7 @@ EmbeddedDirectory::Impl::Impl(Engine& on, const EmbeddedOptions& chosen, Inbox b
       next_tag(kFirstSend),
       rng(jitter_seed(on, chosen)),
       now(on.now()) {
-  settle_due = now + options.settle;
+  warm_up_due = now + options.warm_up;
   view.revision = 1;
 }
 
@@ -185,7 +185,7 @@ bool EmbeddedDirectory::Impl::poll() {
   }
   // Most polls find nothing to do, and end here.
   if (!std::exchange(kicked, false) && now < wake_due) return false;
-  settled = settled || now >= settle_due;
+  warmed_up = warmed_up || now >= warm_up_due;
   for (SeedConnection& connection : connections) serve_connection(connection);
   for (auto& [peer, watcher] : watchers) serve_watcher(peer, watcher);
   for (auto& [peer, answer] : answers) serve_answer(peer, answer);
@@ -213,8 +213,8 @@ void EmbeddedDirectory::Impl::take_sent(const Event& event) {
     if (connection.sending != event.tag) continue;
     connection.sending = 0;
     if (ok || !connection.open) return;
-    // The seed does not take messages: not yet, no longer, or not in time. What it lists is unknown
-    // from now on, and everything is sent again.
+    // The seed did not receive the message: it does not listen yet, has closed, or is too slow.
+    // What it lists is unknown from now on, so announcement and watch are sent again.
     connection.announce_due = self.has_value();
     connection.watch_due = options.watch;
     connection.announced = false;
@@ -227,11 +227,11 @@ void EmbeddedDirectory::Impl::take_sent(const Event& event) {
     watcher.sending = 0;
     if (ok) {
       watcher.has.revision = watcher.sending_upto;
-      watcher.has_settled = watcher.sending_settled;
+      watcher.has_warmed_up = watcher.sending_warmed_up;
       watcher.delay.reset();
     } else {
       watcher.has = {};  // it may have arrived or not: all of it again
-      watcher.has_settled = false;
+      watcher.has_warmed_up = false;
       watcher.due = now + watcher.delay.next(options, rng);
     }
     return;
@@ -280,7 +280,7 @@ void EmbeddedDirectory::Impl::take_message(const Event& event) {
 Errc EmbeddedDirectory::Impl::list(PeerId from, const Member& member) {
   if (!options.serve) return Errc::kUnsupported;
   const auto info = engine.peer_info(from);
-  // A session that has ended takes its member with it, and that event has been taken already.
+  // The session has ended: its event was handled before, and has removed the member.
   if (!info || info->state >= PeerState::kLost) return Errc::kPeerLost;
   if (member.engine_id != info->engine_id || member.incarnation != info->incarnation) {
     return Errc::kPermission;
@@ -330,11 +330,11 @@ void EmbeddedDirectory::Impl::take_watch(PeerId from, const WatchMessage& messag
     return;
   }
   ViewWatcher& watcher = found->second;
-  // What is under way may have arrived before the watcher asked.
+  // A message in flight may have arrived before the watcher asked.
   const bool arrived = watcher.sending != 0 && message.have == watcher.sending_upto;
   if (message.have == watcher.has.revision || arrived) return;
   watcher.has = {};
-  watcher.has_settled = false;
+  watcher.has_warmed_up = false;
   watcher.sending = 0;  // its completion would count for what is sent now
 }
 
@@ -419,22 +419,22 @@ void EmbeddedDirectory::Impl::serve_connection(SeedConnection& connection) {
 }
 
 bool EmbeddedDirectory::Impl::behind(const ViewWatcher& watcher) const {
-  return watcher.has.revision != table.revision() || (settled && !watcher.has_settled);
+  return watcher.has.revision != table.revision() || (warmed_up && !watcher.has_warmed_up);
 }
 
 void EmbeddedDirectory::Impl::serve_watcher(PeerId peer, ViewWatcher& watcher) {
   if (watcher.sending != 0 || now < watcher.due || !behind(watcher)) return;
   const size_t bytes_max = std::min(watcher.message_bytes_max, kViewBytesMax);
   ViewMessage message = table.after(watcher.has, bytes_max, counted.members_unsent);
-  message.settled = settled;
-  bool lost = false;  // then its event follows
+  message.warmed_up = warmed_up;
+  bool lost = false;  // if so, the event of its loss follows
   watcher.sending = send(peer, message, lost);
   if (watcher.sending == 0) {
     watcher.due = now + watcher.delay.next(options, rng);
     return;
   }
   watcher.sending_upto = message.upto;
-  watcher.sending_settled = message.settled && message.last;
+  watcher.sending_warmed_up = message.warmed_up && message.last;
   ++counted.views_sent;
 }
 
@@ -446,7 +446,7 @@ void EmbeddedDirectory::Impl::serve_answer(PeerId peer, OwedAnswer& answer) {
 }
 
 Nanos EmbeddedDirectory::Impl::next_due() const {
-  Nanos next = settled ? Nanos::max() : settle_due;
+  Nanos next = warmed_up ? Nanos::max() : warm_up_due;
   for (const SeedConnection& connection : connections) {
     if (!connection.open) {
       next = std::min(next, connection.due);
@@ -489,7 +489,7 @@ MemberMap EmbeddedDirectory::Impl::merged(bool& stale) const {
     if (!added && known->second.incarnation < member.incarnation) known->second = member;
   };
   if (options.serve) table.each(add);
-  stale = !(options.serve && settled);
+  stale = !(options.serve && warmed_up);
   for (const SeedConnection& connection : connections) {
     for (const auto& [engine_id, member] : connection.view.listed()) add(member);
     stale = stale && !connection.view.fresh();

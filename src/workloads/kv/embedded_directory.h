@@ -35,33 +35,33 @@ struct SeedConnection {
   Nanos refresh_due{};  ///< when to repeat announcement and watch
   RetryDelay delay{};
   bool announce_due = false, leave_due = false, watch_due = false;
-  uint64_t sending = 0;  ///< the tag of the one message under way; 0: none
+  uint64_t sending = 0;  ///< the tag of the one message in flight; 0: none
   uint32_t announcement = 0;
   bool announced = false;
   SeedView view{};
 };
 
-/// An engine that watches this seed. One message at a time is under way: what changes before it has
-/// arrived is sent together in the next one, so a slow watcher costs the seed no memory.
+/// An engine that watches this seed. One message at a time is in flight: changes made before it
+/// has arrived are sent together in the next one, so a slow watcher costs the seed no memory.
 struct ViewWatcher {
   WatchPosition has{};
-  uint64_t sending = 0;       ///< the tag of the message under way; 0: none
+  uint64_t sending = 0;       ///< the tag of the message in flight; 0: none
   uint64_t sending_upto = 0;  ///< its revision
-  bool sending_settled = false;
-  bool has_settled = false;
+  bool sending_warmed_up = false;
+  bool has_warmed_up = false;
   Nanos due{};
   RetryDelay delay{};
   uint32_t message_bytes_max = 0;
 };
 
-/// The answer that a session is owed: only to its latest announcement, and one at a time.
+/// The pending answer to a session: to its latest announcement only, one at a time.
 struct OwedAnswer {
   AnswerMessage message{};
   bool due = false;
   uint64_t sending = 0;
 };
 
-/// All of EmbeddedDirectory. Everything arrives in one inbox, and poll() does everything.
+/// The state of EmbeddedDirectory. All events arrive in one inbox, and poll() does all the work.
 struct EmbeddedDirectory::Impl {
   Impl(Engine& on, const EmbeddedOptions& chosen, Inbox box);
   ~Impl();
@@ -84,7 +84,7 @@ struct EmbeddedDirectory::Impl {
   Errc list(PeerId from, const Member& member);
   void connection_lost(SeedConnection& connection);
 
-  // What is due
+  // Sending what is due
   void connect(SeedConnection& connection);
   void serve_connection(SeedConnection& connection);
   void serve_watcher(PeerId peer, ViewWatcher& watcher);
@@ -111,13 +111,13 @@ struct EmbeddedDirectory::Impl {
   SeedTable table;
   std::map<PeerId, ViewWatcher> watchers{};
   std::map<PeerId, OwedAnswer> answers{};
-  bool settled = false;
-  Nanos settle_due{};
+  bool warmed_up = false;
+  Nanos warm_up_due{};
 
   OpId timer{};
   Nanos timer_due = Nanos::max();
   Nanos wake_due{};    ///< before it, and without an event, there is nothing to do
-  bool kicked = true;  ///< there is something to do now
+  bool kicked = true;  ///< the next poll() has work, whatever the time
   uint64_t next_tag;
   uint32_t announcements = 0;
   Rng rng;

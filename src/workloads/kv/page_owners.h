@@ -6,8 +6,8 @@
 
 namespace fabric::kv {
 
-/// Which lease holds a page. An allocator that hands out a page too early, or twice, is found here
-/// and not by wrong tokens.
+/// Which lease holds a page. Detects an allocator that hands out a page too early, or twice, before
+/// it shows as wrong tokens.
 ///
 /// Threads: one at a time.
 class PageOwners {

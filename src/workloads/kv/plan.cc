@@ -36,7 +36,7 @@ struct BlockCopy {
   layout::StridedCopy copy{};
 };
 
-/// Makes one PairGroup.
+/// Builds one PairGroup.
 class PairPlanner {
  public:
   PairPlanner(const GroupPlan& plan, const Layout& source, const Layout& target,
@@ -49,8 +49,8 @@ class PairPlanner {
         options_(options),
         refusal_(refusal) {}
 
-  /// No layers: the two ranks have nothing in common. `room`: how many slices the plan may still
-  /// get.
+  /// No layers: the two ranks have nothing in common. `room`: how many more plan slices
+  /// fit.
   Result<PairGroup> run(uint64_t room) {
     out_.source_group = static_cast<uint32_t>(&source_group_ - source_.groups.data());
     out_.target_group = static_cast<uint32_t>(&target_group_ - target_.groups.data());
@@ -254,7 +254,7 @@ class PairPlanner {
     out_.layers.push_back(layer);
   }
 
-  /// One slice for each tuple of the loops that are not the inner one.
+  /// One plan slice for each tuple of the loops that are not the inner one.
   void add_slices(const BlockCopy& one, const TensorLocation& from, const TensorLocation& to) {
     const layout::Loop inner = inner_loop(one.copy);
     std::vector<layout::Loop> outer = one.copy.loops;

@@ -2,9 +2,9 @@
 
 #include "base/bytes.h"
 
-// The canonical bytes of a plan are never sent, only hashed. A change of the planner that changes
-// what is written where changes them, so two versions that would disagree refuse each other; a
-// change of their form needs another kPlanVersion.
+// The canonical bytes of a plan are never sent, only hashed. If a new planner
+// writes other bytes to other places, they differ, so two versions that would disagree refuse each
+// other. A change of this encoding itself needs another kPlanVersion.
 
 namespace fabric::kv::planner {
 namespace {

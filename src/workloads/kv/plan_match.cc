@@ -30,7 +30,7 @@ std::string rank_text(const char* side, const Layout& layout) {
   return fmt::format("{} rank (pp {}, tp {})", side, layout.pp_rank, layout.tp_rank);
 }
 
-/// A rank's group beside the one that it must agree with.
+/// A rank's group, and the reference group that it must match.
 struct GroupPair {
   const CacheGroup* a = nullptr;
   const CacheGroup* b = nullptr;
@@ -110,7 +110,7 @@ class Matcher {
     return {};
   }
 
-  /// A part of a decode side may lack what the rest of it has.
+  /// False: the decode side lists only some of its ranks, and may lack groups that the others have.
   bool decode_is_complete() const {
     return decode_.ranks.size() == uint64_t{decode_.ranks[0].tp_size} * decode_.ranks[0].pp_size;
   }

@@ -7,7 +7,7 @@
 
 namespace fabric::kv::planner {
 
-/// The error for a code: what callers see who gave no Refusal.
+/// The error for a code, for callers that passed no Refusal.
 Error refusal_error(RefusalCode code);
 
 /// Fills in `out`, if there is one, and returns the error.

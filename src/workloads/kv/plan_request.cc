@@ -21,8 +21,8 @@ UnitRange intersect_units(UnitRange a, UnitRange b) {
   return {first, std::max(first, std::min(a.end, b.end))};
 }
 
-/// The index that the steps give, of a page id that is below the pool's size: plan() has made sure
-/// that it fits.
+/// The index of a unit, by the steps. It fits 32 bits for every page id of the pool: plan() has
+/// checked that.
 uint32_t unit_index(uint64_t page, uint64_t page_step, uint64_t unit, uint64_t unit_step) {
   return static_cast<uint32_t>(page * page_step + unit * unit_step);
 }

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <set>
 
-// Offers and targets from their beginning to their end.
+// The life of offers and targets.
 
 namespace fabric::kv::prefill {
 namespace {
 
-/// Attempts that are remembered after their end: duplicates of their dispatches are refused.
+/// Attempts remembered after their end, to refuse duplicates of their dispatches.
 constexpr size_t kEndedMax = 8192;
 
-/// Events that wait for poll(). With more the inbox waits too, and in the end the peers.
+/// Events queued for poll(). Beyond that, the prefiller stops reading its inbox, which holds back
+/// the peers.
 constexpr size_t kEventsMax = 4096;
 
 std::vector<uint32_t> layers_of(const Layout& layout) {
@@ -135,7 +136,7 @@ Result<void> PrefillerCore::offer(const OfferRequest& request) {
     if (taken < request.targets && fits) {
       ++taken;
     } else {
-      --offer->targets_seen;  // it is refused, as if it had come later
+      --offer->targets_seen;  // refused, as if it had arrived later
       stop(target, Target::End::kDuplicate);
     }
   }
@@ -314,7 +315,7 @@ void PrefillerCore::due(uint64_t what) {
   HeldOffer& offer = *found->second;
   offer.due = {};
   if (offer.targets_seen >= offer.targets_wanted) return;
-  // The dispatches that have come are all that come: later ones are refused.
+  // No more dispatches are accepted: later ones are refused.
   offer.targets_wanted = offer.targets_seen;
   if (offer.code == Errc::kOk) offer.code = Errc::kTimeout;
   end_offer_if_over(offer);
@@ -390,7 +391,7 @@ void PrefillerCore::end_target(Target& target) {
 void PrefillerCore::end_offer_if_over(HeldOffer& offer) {
   if (!offer.targets.empty() || !offers_by_number_.contains(offer.number)) return;
   if (!offer.offered) {
-    // Only dispatches, and all of them have ended. A late offer must not wait for another one.
+    // Never offered, and all of its dispatches have ended. A late offer must not wait for another.
     remember(offer, RefuseCode::kNotOffered);
   } else {
     if (!offer.cancelled && offer.targets_ended < offer.targets_wanted) return;
@@ -416,7 +417,7 @@ void PrefillerCore::remember(const HeldOffer& offer, RefuseCode code) {
   ended_order_.pop_front();
 }
 
-/// Not earlier than at the end of a call: callers up the stack hold references.
+/// At the end of a call, not earlier: callers up the stack hold references.
 void PrefillerCore::free_ended() {
   dead_targets_.clear();
   dead_offers_.clear();

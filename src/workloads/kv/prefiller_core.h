@@ -18,7 +18,7 @@
 // Internals of kv::Prefiller. An *offer* is one attempt of a request, made by offer() or by the
 // first dispatch of it, whichever comes first. A *target* is one dispatch: a decode rank that wants
 // the request. All writes of a target are in one batch; when it is sealed and drained, its report
-// says what landed, and the source is not read any more.
+// gives what landed, and the source is not read any more.
 
 namespace fabric::kv::prefill {
 
@@ -34,7 +34,7 @@ enum class TagKind : uint8_t {
   kTimer,
   kWake,
   kSeal,   ///< target
-  kOther,  ///< answers: one that is lost makes the decoder ask, and then fence
+  kOther,  ///< answers: when one is lost, the decoder asks again, then fences
 };
 
 enum class DueKind : uint8_t {
@@ -48,7 +48,7 @@ constexpr uint64_t tagged(Kind kind, uint64_t number = 0) {
 }
 constexpr uint64_t tag_number(uint64_t tag) { return tag & ((uint64_t{1} << 56) - 1); }
 
-/// What one step of a pass sends of one group.
+/// The plan slices of one group that one step of a pass sends.
 struct StepPart {
   const PairGroup* group = nullptr;
   const LayerSlices* layer = nullptr;
@@ -128,7 +128,7 @@ struct HeldOffer {
   uint64_t number = 0;
   std::string id{};
   uint32_t attempt = 0;
-  bool offered = false;  ///< by offer(); false: only dispatches came
+  bool offered = false;  ///< by offer(); false: only dispatches have arrived
   bool cancelled = false;
   bool finished = false;
   uint32_t prompt_tokens = 0;
@@ -154,7 +154,7 @@ struct DecoderSession {
   /// The lowest serial number that can have come to this prefiller. Those of its incarnation below
   /// may be those of an earlier prefiller on this engine.
   uint64_t first = 0;
-  uint64_t seen = 0;  ///< the largest serial number that came
+  uint64_t seen = 0;  ///< the largest serial number received
   std::deque<MissedSerials> missed{};
   std::map<uint64_t, Target*> targets{};  ///< by serial number
 };
@@ -224,7 +224,7 @@ class PrefillerCore {
   bool make_room_for(const DecoderPlan& plan);
   void grants(DecoderSession& session, std::span<const std::byte> bytes);
   void dispatch(DecoderSession& session, std::span<const std::byte> bytes);
-  /// Why a dispatch is refused: a code, and words.
+  /// Why a dispatch is refused: a code, and a text.
   struct Refusing {
     RefuseCode code = RefuseCode::kNone;
     std::string text{};
@@ -247,7 +247,7 @@ class PrefillerCore {
 
   // prefiller_push.cc
   void steps_done(uint64_t steps);
-  /// Pushes what may be pushed. False: no room in the engine, the target is blocked.
+  /// Pushes the computed chunks of the target. False: the engine has no room, and it is blocked.
   bool advance(Target& target);
   enum class Push : uint8_t { kDone, kNoRoom, kFailed };
   Push prepare(Target& target, const PassChunk& chunk);
@@ -270,7 +270,7 @@ class PrefillerCore {
   std::map<uint64_t, HeldOffer*> offers_by_number_;
   std::map<uint64_t, Target*> targets_;
   std::map<std::pair<PeerId, uint16_t>, std::unique_ptr<DecoderSession>> sessions_;
-  std::map<OfferId, RefuseCode> ended_;  ///< attempts that are over, and the answer to a dispatch
+  std::map<OfferId, RefuseCode> ended_;  ///< attempts that are over, and how to answer a dispatch
   std::deque<OfferId> ended_order_;
   std::vector<PassRecord> passes_;  ///< a ring
   size_t first_pass_ = 0;
@@ -292,7 +292,7 @@ class PrefillerCore {
   bool drained_reported_ = false;
   bool wake_pending_ = false;
   PrefillerStats stats_;
-  // Last, so that nothing reports into a prefiller that is half destroyed.
+  // Last, hence destroyed first: no event reaches a half-destroyed prefiller.
   Inbox inbox_;
   Subscription messages_;
   Subscription engine_events_;

@@ -3,8 +3,8 @@
 #include "base/bytes.h"
 #include "workloads/kv/prefiller_core.h"
 
-// What decoders send to a prefiller, and its answers. Everything here comes from a peer: what
-// cannot be read is counted, what makes no sense is refused, and nothing is allocated beyond the
+// Messages from decoders, and the answers to them. All of it is untrusted: a malformed message is
+// counted, an invalid request is refused, and nothing is allocated beyond the limits of the
 // options.
 
 namespace fabric::kv::prefill {
@@ -188,7 +188,7 @@ void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> b
     set->total = grants->total;
     set->has_tail = grants->has_tail;
   }
-  // Parts come in their order; one that is missing makes the set useless.
+  // Parts arrive in order; a missing one makes the set unusable.
   if (grants->first != set->regions.size() || grants->total != set->total) set->bad = true;
   if (set->bad) return;
   for (const auto desc : grants->descs) {
@@ -203,8 +203,8 @@ void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> b
 void PrefillerCore::note_serial(DecoderSession& session, uint64_t serial) {
   if (serial > session.seen + 1) {
     session.missed.push_back({session.seen + 1, serial - 1});
-    // The oldest is forgotten. A cancel of it would be answered with "all": the decoder then waits
-    // for counts that do not come, and fences.
+    // The oldest is dropped. A cancel of it would be answered with ALL: the decoder then waits for
+    // counts that never arrive, and fences.
     if (session.missed.size() > kMissedMax) session.missed.pop_front();
   }
   session.seen = serial;
@@ -418,8 +418,8 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
       wire::incarnation_of(*serial) != wire::incarnation_of(session.first)) {
     return cancel_unknown(session, *serial);
   }
-  // It is over here: everything was sent, or the answer that says otherwise is on its way already.
-  // Or its dispatch never came: messages keep their order, so it will not come any more.
+  // It is over here: everything was sent, or an answer that says otherwise is already in flight. Or
+  // its dispatch never arrived: messages are ordered, so it cannot arrive any more.
   const bool missed = was_missed(session, *serial);
   if (missed && *serial > session.seen) note_serial(session, *serial);
   ++stats_.stale_messages;
@@ -453,7 +453,8 @@ void PrefillerCore::refuse(DecoderSession& session, uint64_t serial, const Refus
 }
 
 void PrefillerCore::send(const DecoderSession& session, std::vector<std::byte> bytes) {
-  // Only a peer that asks without end gets here. Its questions stay open, and its decoder fences.
+  // Only a peer that floods this engine with requests gets here. They stay unanswered, and its
+  // decoder fences.
   std::deque<QueuedAnswer>& queue = answers_[session.peer];
   if (queue.size() >= kAnswersMax) return;
   queue.push_back({session.channel, std::move(bytes)});
@@ -469,7 +470,7 @@ void PrefillerCore::flush_answers() {
   }
 }
 
-/// In their order: what finds no room waits, and all after it to the same decoder.
+/// In order: an answer that the engine has no room for waits, and so do all after it to that peer.
 void PrefillerCore::flush(PeerId peer, std::deque<QueuedAnswer>& queue) {
   while (!queue.empty()) {
     const auto sent =

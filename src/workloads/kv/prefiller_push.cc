@@ -2,9 +2,10 @@
 
 #include "workloads/kv/prefiller_core.h"
 
-// Passes and pushes. A target remembers its next write; whatever allows more writes (steps that are
-// done, a dispatch that came, room in the engine, the end of the request) calls advance(). In the
-// steady state that is one submit for each slice and nothing else: no allocation, no copy of pages.
+// Passes and pushes. A target records its next write; every event that allows more writes (steps
+// done, a dispatch, room in the engine, the end of the request) calls advance(). In the
+// steady state that is one submit for each plan slice and nothing else: no allocation, no copy of
+// pages.
 
 namespace fabric::kv::prefill {
 namespace {
@@ -98,8 +99,8 @@ Result<void> PrefillerCore::layer_done(uint64_t steps) {
   return {};
 }
 
-/// On the engine's callback thread. A word beyond what was announced is a kernel's mistake, and no
-/// reason to send what has not been computed.
+/// On the engine's callback thread. A word beyond the announced steps is a bug in the kernel, and
+/// is clamped: what has not been computed is not sent.
 void PrefillerCore::on_word(const Event& event) {
   const std::lock_guard lock(mutex_);
   if (event.value > announced_) ++stats_.bad_steps;
@@ -131,7 +132,7 @@ bool PrefillerCore::advance(Target& target) {
   if (target.blocked || target.sealed) return true;
   if (target.end != Target::End::kNone) return seal(target) || block(target);
   if (!offer.offered) return true;
-  // Something failed already: the decoder learns it now, and not after the last layer.
+  // A write has already failed: report it to the decoder now, not after the last layer.
   if (target.batch.failed() > 0) {
     stop(target, Target::End::kFailed);
     return true;
@@ -209,7 +210,7 @@ PrefillerCore::Push PrefillerCore::pushed(Target& target, const Result<OpId>& su
   return Push::kFailed;
 }
 
-/// All slices of one layer. Goes on where it found no room before.
+/// All plan slices of one layer. Resumes where the engine had no room.
 PrefillerCore::Push PrefillerCore::push_step(Target& target) {
   const std::vector<StepPart>& parts = target.plan->steps[target.step];
   const CounterKey counter_key =
@@ -279,20 +280,20 @@ void PrefillerCore::resume_blocked() {
   }
 }
 
-/// First come, first served: the one that has waited longest gets the room.
+/// First come, first served: the target that has waited longest gets the room.
 void PrefillerCore::resume(std::deque<Target*>& blocked) {
   while (!blocked.empty()) {
     Target& target = *blocked.front();
     blocked.pop_front();
     target.blocked = false;
     if (advance(target)) continue;
-    blocked.pop_back();  // it has just been put there
+    blocked.pop_back();  // advance() has just put it there
     blocked.push_front(&target);
     return;
   }
 }
 
-/// Nothing more is pushed; the report of the batch says what landed.
+/// Stops pushing; the report of the batch gives what landed.
 void PrefillerCore::stop(Target& target, Target::End end) {
   if (target.end == Target::End::kNone) target.end = end;
   (void)engine_.cancel(target.batch.id());

@@ -23,8 +23,8 @@ bool excepted(const PickRequest& request, uint64_t engine_id) {
   return std::ranges::find(request.except, engine_id) != request.except.end();
 }
 
-/// Every bit of the result depends on every bit of `hash`. A TraceHash has mixed its last word only
-/// once: members with near ids would inherit each other's prefixes.
+/// Every bit of the result depends on every bit of `hash`. A TraceHash mixes its last word only
+/// once, so without this, prefixes would move to members with adjacent ids.
 uint64_t spread(const TraceHash& hash) {
   uint64_t z = hash.value();
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;

@@ -23,7 +23,7 @@ SeedView::Applied SeedView::apply(const ViewMessage& message, uint32_t members_m
   if (!message.last) return Applied::kPart;
   listed_ = incoming_;
   complete_ = true;
-  settled_ = settled_ || message.settled;
+  warmed_up_ = warmed_up_ || message.warmed_up;
   if (fresh()) kept_.clear();
   return Applied::kView;
 }
@@ -37,7 +37,7 @@ void SeedView::interrupted() {
   listed_.clear();
   incoming_.clear();
   have_ = 0;
-  complete_ = settled_ = false;
+  complete_ = warmed_up_ = false;
 }
 
 }  // namespace fabric::kv

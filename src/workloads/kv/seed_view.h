@@ -11,7 +11,7 @@ namespace fabric::kv {
 
 using MemberMap = std::map<uint64_t, Member>;
 
-/// What one seed has said, in this session and before.
+/// The view of one seed, from its messages in this session and before.
 ///
 /// Pure: no engine, no time.
 class SeedView {
@@ -28,7 +28,7 @@ class SeedView {
 
   uint64_t have() const noexcept { return have_; }
   /// The view of this session is here, from a seed that has waited for its members.
-  bool fresh() const noexcept { return complete_ && settled_; }
+  bool fresh() const noexcept { return complete_ && warmed_up_; }
   const MemberMap& listed() const noexcept { return listed_; }  ///< in this session
   const MemberMap& kept() const noexcept { return kept_; }      ///< before it; empty when fresh()
 
@@ -36,7 +36,7 @@ class SeedView {
   MemberMap incoming_;  ///< of a view of which parts are missing
   MemberMap listed_, kept_;
   uint64_t have_ = 0;
-  bool complete_ = false, settled_ = false;
+  bool complete_ = false, warmed_up_ = false;
 };
 
 }  // namespace fabric::kv

@@ -128,7 +128,7 @@ bool read_entry(const Json& json, const AnswerLimits& limits, EtcdEntry& entry) 
   const auto key = in.bytes("key");
   entry.key.assign(reinterpret_cast<const char*>(key.data()), key.size());
   entry.value = in.bytes("value");
-  // Whatever it is, it is no member. The entry stays: it may replace one.
+  // Too large for a member. The entry is kept without its value: it may replace a valid one.
   if (entry.value.size() > limits.value_bytes_max) entry.value.clear();
   entry.value.shrink_to_fit();
   entry.mod_revision = in.number("mod_revision");

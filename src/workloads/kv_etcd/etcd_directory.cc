@@ -90,8 +90,8 @@ class BlockedSignals {
 
 }  // namespace
 
-/// The thread owns HTTP client, watch and registration. Under the mutex is what crosses: views and
-/// statistics to the callers, wishes to the thread.
+/// The thread owns HTTP client, watch and registration. The mutex guards what is handed over: views
+/// and statistics to the callers, announce() and leave() requests to the thread.
 struct EtcdDirectory::Impl {
   Impl(const EtcdOptions& options, std::unique_ptr<HttpClient> client, UniqueFd event)
       : http(std::move(client)),

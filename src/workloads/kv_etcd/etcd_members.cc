@@ -45,7 +45,7 @@ void EtcdMembers::put(const EtcdEntry& entry, std::map<uint64_t, Member>& into) 
   auto member = decode_member(entry.value);
   if (id == 0 || !member || member->engine_id != id || member->role != role_) {
     ++bad_;
-    into.erase(id);  // what was there before is no longer
+    into.erase(id);  // replaced by a value that does not parse
     return;
   }
   if (into.size() >= members_max_ && !into.contains(id)) {

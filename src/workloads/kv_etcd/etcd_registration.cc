@@ -79,7 +79,7 @@ void EtcdRegistration::take_answer(const std::string& used, const HttpAnswer& an
 
 void EtcdRegistration::back_off() {
   Nanos delay = delay_.next(context_);
-  // A lease does not wait for long.
+  // A lease must be renewed before it ends.
   if (lease_ != 0) delay = std::min(delay, ttl_ / 3);
   due_ = EtcdContext::now() + delay;
 }
@@ -152,7 +152,7 @@ void EtcdRegistration::write(int64_t mod_revision) {
 void EtcdRegistration::take_write(const std::string& used, std::string_view body) {
   const auto put = parse_put(body);
   if (!put) return bad_answer(used);
-  if (!put->succeeded) return back_off();  // another one has written: read again
+  if (!put->succeeded) return back_off();  // the key has changed: read it again
   if (writing_ != version_) return;        // announce() or leave() came in between
   written_ = true;
   written_revision_ = put->revision;

@@ -29,7 +29,7 @@ class EtcdRegistration {
   Nanos step();
   /// Looks for this member's key in a fresh view.
   void check(const EtcdMembers& view);
-  /// Nothing is registered, and nothing under way.
+  /// Nothing is registered, and no request is outstanding.
   bool idle() const noexcept { return !self_ && lease_ == 0 && request_ == 0; }
   /// Whether a request has failed since the last call: the server may be away.
   bool take_failed() noexcept { return std::exchange(failed_, false); }
@@ -61,7 +61,7 @@ class EtcdRegistration {
   std::string key_;
   std::vector<std::byte> value_;
   uint64_t version_ = 0;  ///< of `value_`
-  uint64_t writing_ = 0;  ///< the version that is under way
+  uint64_t writing_ = 0;  ///< the version being written
   bool written_ = false;  ///< the present version
   int64_t written_revision_ = 0;
   int64_t lease_ = 0;
@@ -69,7 +69,7 @@ class EtcdRegistration {
   Nanos keep_due_{};
   Nanos due_{};
   EtcdDelay delay_;
-  uint64_t request_ = 0;  ///< under way: there is one at a time
+  uint64_t request_ = 0;  ///< outstanding: one at a time
   bool failed_ = false;
 };
 

@@ -10,9 +10,9 @@ namespace fabric::kv {
 
 namespace {
 
-// Beside the value: key, revisions, version and lease, with their names.
+// Of an entry without its value: key, revisions, version and lease, with their names.
 constexpr size_t kEntryBytes = 512;
-// Room for values that are no members: the largest that etcd takes has 1.5 MiB by default.
+// Room for foreign values under the prefix: by default etcd accepts up to 1.5 MiB.
 constexpr size_t kAnswerBytes = 4u << 20;
 
 }  // namespace
@@ -21,7 +21,7 @@ EtcdWatch::EtcdWatch(EtcdContext& context)
     : context_(context),
       members_(context.options.job, context.options.role, context.options.members_max),
       prefix_(etcd_prefix(context.options.job, context.options.role)),
-      // One more than fits, so that a key too many is known to be there.
+      // One more than fits, to detect that there are more.
       limits_{.entries_max = context.options.members_max + 1, .value_bytes_max = kMemberBytesMax},
       bytes_max_(kAnswerBytes +
                  limits_.entries_max * (kEntryBytes + (kMemberBytesMax + 2) / 3 * 4)) {}
@@ -65,7 +65,7 @@ void EtcdWatch::take_list(const std::string& used, const HttpAnswer& answer) {
   const auto list = parse_list(answer.body, limits_);
   if (!list) {
     ++context_.stats.bad_answers;
-    context_.failed(used, "a list that is none");
+    context_.failed(used, "a malformed list");
     return back_off();
   }
   ++context_.stats.lists;
@@ -105,11 +105,11 @@ void EtcdWatch::start_watch() {
 }
 
 void EtcdWatch::take_text(uint64_t number, const std::string& used, std::string_view text) {
-  if (watching_ != number) return;  // given up by a text before
+  if (watching_ != number) return;  // ended by an earlier text of this batch
   const auto answer = parse_watch(text, limits_);
   if (!answer) {
     ++context_.stats.bad_answers;
-    context_.failed(used, "a watch that is none");
+    context_.failed(used, "a malformed watch answer");
     return back_off();
   }
   if (!answer->failure.empty() || answer->cancelled) {

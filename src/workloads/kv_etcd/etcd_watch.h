@@ -47,7 +47,7 @@ class EtcdWatch {
   const size_t bytes_max_;
   EtcdDelay delay_;
   Nanos list_due_{};
-  uint64_t listing_ = 0;   ///< the request under way; 0: none
+  uint64_t listing_ = 0;   ///< the outstanding request; 0: none
   uint64_t watching_ = 0;  ///< the stream; 0: none
   Nanos created_due_{};    ///< by when it has to be created
   bool created_ = false;

@@ -163,7 +163,7 @@ void HttpClient::take_arrived() {
   }
   for (const uint64_t number : streams) {
     const auto found = transfers_.find(number);
-    if (found == transfers_.end()) continue;  // cancelled by a call before
+    if (found == transfers_.end()) continue;  // cancelled by an earlier callback
     // Copies: the call may cancel the transfer that it comes from.
     const std::string bytes = std::exchange(found->second->received, {});
     const auto arrived = found->second->request.arrived;
@@ -188,7 +188,7 @@ void HttpClient::take_completed() {
   }
   for (const Completed& one : completed) {
     const auto found = transfers_.find(one.number);
-    if (found == transfers_.end()) continue;  // cancelled by a call before
+    if (found == transfers_.end()) continue;  // cancelled by an earlier callback
     const std::unique_ptr<Transfer> transfer = std::move(found->second);
     transfers_.erase(found);
     HttpAnswer answer{.complete = one.code == CURLE_OK, .too_large = transfer->too_large};

@@ -52,6 +52,26 @@ TEST(ReliableChannel, NumbersFromOneAndKeepsTypeAndBody) {
   EXPECT_FALSE(channel.next_due(0, out));
 }
 
+// However often a number is acknowledged, and in whatever order.
+TEST(ReliableChannel, CountsThePartsThatAreNotAcknowledged) {
+  ReliableChannel channel(kOptions);
+  for (uint32_t i = 0; i < 6; ++i) {
+    channel.push(i % 2 == 0 ? MessageType::kMessagePart : MessageType::kMessage, number(i));
+  }
+  EXPECT_EQ(channel.unacknowledged_parts(), 3u);
+  channel.on_ack(6, 0);
+  EXPECT_EQ(channel.unacknowledged_parts(), 3u) << "none of them was sent";
+  due(channel, 0);
+  channel.on_ack(0, 0b1010);  // 3 and 5
+  EXPECT_EQ(channel.unacknowledged_parts(), 1u);
+  channel.on_ack(0, 0b1010);
+  channel.on_ack(4, 0);
+  EXPECT_EQ(channel.unacknowledged_parts(), 0u);
+  channel.on_ack(6, 0);
+  EXPECT_EQ(channel.unacknowledged_parts(), 0u);
+  EXPECT_EQ(channel.unacknowledged(), 0u);
+}
+
 TEST(ReliableChannel, SendsAgainLaterAndLaterUpToItsBound) {
   ReliableChannel channel(kOptions);
   push(channel, 1);

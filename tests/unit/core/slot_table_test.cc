@@ -66,6 +66,33 @@ TEST(SlotTable, UsesAFreedSlotAgainAsLateAsPossible) {
   }
 }
 
+TEST(SlotTable, KnowsWhichGenerationsItHasPublished) {
+  for (const uint32_t first : {0u, 1u << 20, UINT32_MAX - 2}) {
+    SlotTable<Item> table(4);
+    table.set_generation(first);
+    EXPECT_FALSE(table.was_published(0, first + 1)) << "no slot was made";
+    std::vector<uint32_t> ever;
+    uint32_t slot = 0;
+    for (int i = 0; i < 24; ++i) {
+      ASSERT_NE(table.acquire(slot), nullptr);
+      const uint32_t generation = table.publish(slot);
+      if (slot == 0) ever.push_back(generation);
+      table.recycle(slot);
+    }
+    ASSERT_EQ(ever.size(), 6u);
+    for (const uint32_t generation : ever) {
+      EXPECT_NE(generation, 0u);
+      EXPECT_TRUE(table.was_published(0, generation)) << first;
+    }
+    EXPECT_FALSE(table.was_published(0, 0));
+    EXPECT_FALSE(table.was_published(0, first));
+    EXPECT_FALSE(table.was_published(0, ever.back() + 1));
+    EXPECT_FALSE(table.was_published(0, ever.front() + (1u << 20))) << "of another engine";
+    EXPECT_FALSE(table.was_published(0, ever.front() - (1u << 20)));
+    EXPECT_FALSE(table.was_published(77, ever.front())) << "beyond the table";
+  }
+}
+
 TEST(SlotTable, GenerationsNeverBecomeZero) {
   SlotTable<Item> table(1);
   uint32_t slot = 0;

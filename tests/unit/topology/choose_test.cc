@@ -28,7 +28,7 @@ NicChoice choose(const Machine& machine, std::string_view near, const ProcessVie
 Names taken(const NicChoice& choice) {
   if (!choice.problem.empty()) return {choice.problem};
   Names names;
-  for (const NicChoice::Taken& nic : choice.taken) names.push_back(nic.name);
+  for (const NicChoice::ChosenNic& nic : choice.taken) names.push_back(nic.name);
   return names;
 }
 
@@ -113,7 +113,7 @@ TEST(Near, GpusOfP5enThatShareASwitchDivideItsNics) {
     const NicChoice choice = choose(machine, fmt::format("gpu{}", gpu));
     EXPECT_THAT(taken(choice),
                 ElementsAre(fmt::format("rdmap{}s0", first), fmt::format("rdmap{}s0", first + 1)));
-    for (const NicChoice::Taken& nic : choice.taken) all.insert(nic.name);
+    for (const NicChoice::ChosenNic& nic : choice.taken) all.insert(nic.name);
   }
   EXPECT_EQ(all.size(), 16u) << "every NIC is used, by one GPU";
   EXPECT_EQ(reason(choose(machine, "gpu0"), "rdmap87s0"),

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 namespace fabric::tool {
 namespace {
@@ -34,6 +35,8 @@ const nlohmann::json& JsonFields::any(const std::string& name) {
   if (found == object_.end()) throw BadField(path_of(name), "is missing");
   return *found;
 }
+
+bool JsonFields::has(const std::string& name) const { return object_.contains(name); }
 
 uint64_t JsonFields::number(const std::string& name, uint64_t most) {
   return to_number(any(name), path_of(name), most);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace fabric::tool {
 
@@ -24,7 +24,7 @@ class JsonFields {
  public:
   JsonFields(const nlohmann::json& object, std::string path);
 
-  bool has(const std::string& name) const { return object_.contains(name); }
+  bool has(const std::string& name) const;
   /// A whole number, 0 to `most`.
   uint64_t number(const std::string& name, uint64_t most);
   uint64_t number(const std::string& name, uint64_t most, uint64_t otherwise);

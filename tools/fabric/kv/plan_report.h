@@ -2,13 +2,13 @@
 
 #include <string>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <fabric/kv_plan.h>
 
 namespace fabric::tool {
 
-/// For people: groups, the slices of one layer of each pair, counts of the request.
+/// Human-readable: groups, the plan slices of one layer of each pair, counts of the request.
 std::string plan_text(const kv::TransferPlan& plan, const kv::Side& prefill, const kv::Side& decode,
                       const kv::RequestTokens& tokens);
 
