@@ -66,6 +66,9 @@ enum class RefuseCode : uint8_t {
   kGrants,       ///< the descriptors cannot be imported
   kPages,        ///< page lists that do not fit the layout or the prompt
   kBadMessage,   ///< bytes that cannot be read, or another version
+  /// It was opened after the decoder introduced itself, or that message was lost. The decoder does
+  /// so again: use a higher attempt
+  kUnknownDecoder,
 };
 FABRIC_EXPORT const char* to_string(RefuseCode code) noexcept;
 
@@ -119,7 +122,9 @@ struct DecoderOptions {
 
   uint16_t channel = kDefaultDecodeChannel;  ///< of this decoder; one for each on an engine
   uint32_t requests_max = 16384;             ///< leases at a time
-  uint32_t inbox_depth = 16384;              ///< reports and messages that wait for poll()
+  /// Reports and messages that wait for poll(). Each source of a request takes one of three
+  /// quarters of it, until the request is over.
+  uint32_t inbox_depth = 32768;
   /// Grants of each region that a prefill session gets. One that is in doubt takes the requests
   /// that share it with it. On EFA a grant is a registration of the whole region, made once.
   uint32_t grants_per_peer = 4;
@@ -252,9 +257,9 @@ class FABRIC_EXPORT Decoder {
   /// cached_tokens, sources, tail_slot, a page twice: native is its id), kOutOfBounds (a page at or
   /// past the pool: native), kBusy (id and attempt, or a page or tail slot that a page lease holds:
   /// native), kNotFound (prefill, peer), kTooLarge (the dispatch does not fit in a message: native
-  /// is its size), kExhausted (requests_max, counters, reserve_pages, or staging_region: native is
-  /// the number of records that the request needs), kClosed (draining) and as Engine::connect()
-  /// does. Nothing is leased then.
+  /// is its size), kExhausted (requests_max, inbox_depth, counters, reserve_pages, or staging_region:
+  /// native is the number of records that the request needs), kClosed (draining) and as
+  /// Engine::connect() does. Nothing is leased then.
   Result<void> start(const DecodeRequest& request);
   /// Stops the newest attempt of a request; older ones are stopping already. kCancelled and
   /// kPagesFree follow. Without effect when it is complete, failed or cancelled already.

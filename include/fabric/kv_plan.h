@@ -286,6 +286,7 @@ struct UnitIndices {
 struct RequestPages {
   std::span<const uint32_t> source{};
   std::span<const uint32_t> target{};
+  uint32_t target_first = 0;  ///< target[0] is entry target_first; those before it are not there
 };
 
 /// The indices of the units of `range` that this source sends.

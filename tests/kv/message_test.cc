@@ -41,6 +41,9 @@ Dispatch sample_dispatch() {
 }
 
 TEST(KvMessage, GoldenBytes) {
+  const std::byte layout[2] = {std::byte{0xaa}, std::byte{0xbb}};
+  EXPECT_EQ(hex(encode_hello(0x4b44, {.next_serial = (uint64_t{3} << 40) + 1, .layout = layout})),
+            "4b0101444b0100000000030000aabb");
   EXPECT_EQ(hex(encode_cancel(0x4b44, 7)), "4b0104444b0700000000000000");
   EXPECT_EQ(hex(encode_quiet(1, 7, 0)), "4b0109010007000000000000000000000000000000");
   EXPECT_EQ(hex(encode_accept(1, {.serial = 2, .load = {3, 4, 5}})),
@@ -96,6 +99,14 @@ TEST(KvMessage, ShortMessagesOfLongRunsAreRefused) {
                             std::byte{0xff}, std::byte{0xff}, std::byte{0xff}, std::byte{0xff}};
   bytes.insert(bytes.begin() + static_cast<ptrdiff_t>(at) + 5, std::begin(run), std::end(run));
   EXPECT_EQ(decode_dispatch(bytes, 1 << 20).error().code, Errc::kBadFormat);
+}
+
+TEST(KvMessage, AHelloWithoutASerialNumberIsRefused) {
+  EXPECT_EQ(decode_hello(encode_hello(1, {.next_serial = 0})).error().code, Errc::kBadFormat);
+  const auto bytes = encode_hello(1, {.next_serial = 9});
+  ASSERT_TRUE(decode_hello(bytes));
+  EXPECT_EQ(decode_hello(bytes)->next_serial, 9u);
+  EXPECT_FALSE(decode_hello(std::span(bytes).first(bytes.size() - 1)));
 }
 
 TEST(KvMessage, OtherVersionsAndForeignBytesAreRefused) {

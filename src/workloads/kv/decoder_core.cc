@@ -21,6 +21,7 @@ constexpr size_t kDecodeEventsMax = 65536;
 DecoderCore::DecoderCore(Engine& engine, const DecoderOptions& options, Inbox inbox)
     : engine_(engine),
       options_(options),
+      answer_time_(workloads::times(4, options.patience)),
       quarantined_(options.layout.groups.size(), 0),
       inbox_(std::move(inbox)) {
   for (const CacheGroup& group : options_.layout.groups) owners_.emplace_back(group.pages);
@@ -107,7 +108,7 @@ Result<void> DecoderCore::await_layer(std::string_view id, uint32_t layer, Timeo
   const Nanos limit = timeout.ns == Timeout::kDefault || timeout.ns == Timeout::kForever
                           ? options_.deadline
                           : Nanos(timeout.ns);
-  const Nanos end = engine_.now() + limit;
+  const Nanos end = later(engine_.now(), limit);
   for (;;) {
     const auto ready = layer_ready(id, layer);
     if (!ready) return ready.error();
@@ -203,9 +204,11 @@ DecoderStats DecoderCore::stats() const {
 
 void DecoderCore::work() {
   Event batch[64];
-  while (events_.size() < kDecodeEventsMax) {
+  // Bounded, also when a peer sends faster than this reads. The rest is for the next call.
+  for (uint32_t taken = 0; events_.size() < kDecodeEventsMax && taken < options_.inbox_depth;) {
     const uint32_t n = inbox_.poll(batch);
     if (n == 0) break;
+    taken += n;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);
@@ -245,10 +248,11 @@ void DecoderCore::handle(const Event& event) {
       wake_pending_ = false;
       return;
     case TagKind::kDispatch:
-      if (flow == nullptr || event.code == Errc::kOk) return;
+      if (flow == nullptr || flow->session == nullptr || event.code == Errc::kOk) return;
       if (event.code == Errc::kPeerLost) {
         lose(*flow->session);
       } else {
+        if (event.code == Errc::kUnsupported) forgotten(*flow->session, flow->dispatch.serial);
         apply(*flow, flow->lease.dispatch_failed(event.remote == Remote::kNotDelivered),
               FailCode::kNotDelivered, to_string(event.code));
       }
@@ -262,7 +266,14 @@ void DecoderCore::handle(const Event& event) {
       return revoke_ended(event);
     case TagKind::kFence:
       return fence_ended(event);
-    case TagKind::kOther:
+    case TagKind::kHello:
+      if (event.code == Errc::kOk) return;
+      if (SourceSession* session = find_session(tag_number(event.tag)); session != nullptr) {
+        hello_lost(*session);
+      }
+      return;
+    case TagKind::kGrants:
+      if (event.code != Errc::kOk) grants_lost(tag_number(event.tag));
       return;
   }
 }
@@ -299,6 +310,7 @@ void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
       const auto accept = wire::decode_accept(bytes);
       if (!accept) break;
       loads_[session.peer] = accept->load;
+      session.accepted = true;
       Flow* flow = flow_of(accept->serial);
       if (flow == nullptr) return;
       const LeaseEffects effects = flow->lease.accepted();
@@ -312,6 +324,9 @@ void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
       Flow* flow = flow_of(refuse->serial);
       if (flow == nullptr) return;
       if (refuse->code == RefuseCode::kGrants && flow->set != nullptr) flow->set->retired = true;
+      if (refuse->code == RefuseCode::kUnknownDecoder) forgotten(session, refuse->serial);
+      // It may have no room for another decoder.
+      if (refuse->code == RefuseCode::kCapacity && !session.accepted) hello_lost(session);
       return apply(*flow, flow->lease.refused(), FailCode::kRefused, refuse->text, refuse->code);
     }
     case wire::MessageKind::kConfirm:
@@ -361,10 +376,13 @@ void DecoderCore::count_code(Flow& flow, Errc code) {
       return counter_met(flow);
     case Errc::kCancelled:
       return apply(flow, flow.lease.expectation_ended(), FailCode::kNone);
-    case Errc::kPeerLost:
+    case Errc::kPeerLost: {
+      SourceSession* session = flow.session;
       apply(flow, flow.lease.expectation_ended(), FailCode::kNone);
       // The session's own event may come later, and until then a grant could only be revoked.
-      return lose(*flow.session);
+      if (session != nullptr) lose(*session);
+      return;
+    }
     default:
       return apply(flow, flow.lease.poisoned(), FailCode::kPoisoned, to_string(code));
   }
@@ -434,6 +452,7 @@ void DecoderCore::check_counts(Flow& flow) {
 }
 
 bool DecoderCore::is_final(const Flow& flow) const {
+  if (flow.session == nullptr) return true;  // quiet
   const auto info = engine_.peer_info(flow.session->peer);
   return info && info->count_is_final;
 }
@@ -442,7 +461,7 @@ bool DecoderCore::is_final(const Flow& flow) const {
 
 void DecoderCore::set_due(Flow& flow, Nanos after) {
   clear_due(flow);
-  flow.due = engine_.now() + after;
+  flow.due = later(engine_.now(), after);
   deadlines_.add(flow.due, tagged(DueKind::kFlow, flow.number));
 }
 
@@ -470,15 +489,21 @@ void DecoderCore::due(uint64_t what) {
       for (const auto& [key, session] : sessions_) {
         if (session->number != number) continue;
         session->stall_due = {};
-        const std::map<uint64_t, Flow*> flows = session->by_serial;
-        for (const auto& [serial, flow] : flows) {
-          if (!flow->lease.in_flight()) continue;
+        std::vector<Flow*> flows;
+        for (const auto& [serial, flow] : session->by_serial) flows.push_back(flow);
+        for (const uint64_t waiting : session->waiting) {
+          if (Flow* flow = find_flow(waiting); flow != nullptr) flows.push_back(flow);
+        }
+        for (Flow* flow : flows) {
+          if (!flow->lease.in_flight() && flow->lease.state() != LeaseState::kIdle) continue;
           fail_task(*flow->task, FailCode::kStalled, flow->rank, "the prefiller does not answer");
         }
       }
       return;
     case DueKind::kDrain:
       drain_check_ = {};  // work() compares, and sets the next one
+      return;
+    case DueKind::kGrants:
       return;
   }
 }
@@ -498,16 +523,17 @@ void DecoderCore::apply(Flow& flow, const LeaseEffects& effects, FailCode cause,
   if (effects.disarm && !flow.armed) drain = flow.lease.expectation_ended().drain || drain;
   if (state == LeaseState::kFull) {
     ++stats_.waited_for_quiet;
-    set_due(flow, 4 * options_.patience);
+    set_due(flow, answer_time_);
     // Counts were final at dispatch and are not any more (a reroute): request QUIET now.
     if (!flow.wants_quiet) send_cancel(flow);
   }
   if (effects.send_cancel) {
-    set_due(flow, 4 * options_.patience);
+    set_due(flow, answer_time_);
     send_cancel(flow);
   }
   if (state == LeaseState::kDraining) {
     draining_[flow.number] = &flow;
+    if (flow.due == Nanos{}) set_due(flow, answer_time_);  // FAILED: nothing was asked
     if (drain && counts_here(flow) < flow.lease.landed()) ++stats_.waited_for_counts;
     if (drain) check_counts(flow);
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include "base/check.h"
 #include "workloads/kv/decoder_core.h"
@@ -10,6 +11,14 @@ namespace fabric::kv::decode {
 namespace {
 
 constexpr size_t kPrefillsMax = 256;
+
+/// Of a session. Another one on the same engine, of this decoder or of one that was there before
+/// it, has another number; those of other engines are other peers to the prefiller.
+uint64_t next_incarnation() {
+  static std::atomic<uint64_t> last{0};
+  constexpr uint64_t kMask = (uint64_t{1} << (64 - wire::kIncarnationShift)) - 1;
+  return (last.fetch_add(1, std::memory_order_relaxed) + 1) & kMask;
+}
 
 int32_t native_value(uint64_t value) {
   return static_cast<int32_t>(std::min<uint64_t>(value, INT32_MAX));
@@ -219,12 +228,17 @@ Result<SourceSession*> DecoderCore::session_for(const Source& source) {
   if (info->state >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "sources: this peer is lost", native_value(source.rank));
   }
+  const auto known = sessions_.find({peer, source.channel});
+  if (known != sessions_.end() && known->second->lost) {
+    return fail(Errc::kPeerLost, "sources: this peer is lost", native_value(source.rank));
+  }
   auto& session = sessions_[{peer, source.channel}];
   if (session == nullptr) {
     session = std::make_unique<SourceSession>();
     session->number = next_number_++;
     session->peer = peer;
     session->channel = source.channel;
+    session->next_serial = (next_incarnation() << wire::kIncarnationShift) + 1;
     session->connected = info->state != PeerState::kConnecting;
     session->message_bytes_max = info->message_bytes_max;
   }
@@ -376,6 +390,13 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
   if (live_ >= options_.requests_max) {
     return fail(Errc::kExhausted, "requests_max", native_value(options_.requests_max));
   }
+  // Each armed expectation holds a slot of the inbox. Answers need some, or nothing ever ends.
+  const size_t flows = checked->total == 0 ? 0 : checked->counts.size();
+  const uint64_t flows_max = options_.inbox_depth - options_.inbox_depth / 4;
+  if (flows_.size() + flows > flows_max) {
+    return fail(Errc::kExhausted, "inbox_depth: three quarters of it are in use by requests",
+                native_value(flows_max));
+  }
   if (auto ok = check_reserve(request); !ok) return ok;
   auto written = written_pages(request, *checked);
   if (!written) return written.error();
@@ -449,7 +470,7 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
   tasks_[{task.id, task.attempt}] = std::move(owned);
   ++stats_.started;
   ++live_;
-  task.deadline = engine_.now() + deadline;
+  task.deadline = later(engine_.now(), deadline);
   deadlines_.add(task.deadline, tagged(DueKind::kTask, task.number));
   by_number_[task.number] = &task;
   std::vector<SourceSession*> sessions;
@@ -458,7 +479,13 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
     flow->session->waiting.push_back(flow->number);
     sessions.push_back(flow->session);
   }
-  for (SourceSession* session : sessions) pump(*session);
+  for (SourceSession* session : sessions) {
+    const auto info = engine_.peer_info(session->peer);
+    const bool stalled = info && info->state == PeerState::kStalled;
+    // Requests before it were given up, or its stall was over before this decoder knew it.
+    if (stalled && session->stall_due == Nanos{}) watch_stall(*session);
+    pump(*session);
+  }
   update(task);  // complete at once if every token is cached
   erase_ended();
   wake();

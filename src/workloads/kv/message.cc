@@ -106,6 +106,7 @@ std::vector<uint32_t> read_numbers(ByteReader& in, uint32_t most) {
 
 std::vector<std::byte> encode_hello(uint16_t channel, const Hello& hello) {
   ByteWriter out = begin_message(MessageKind::kHello, channel);
+  out.u64(hello.next_serial);
   out.bytes(hello.layout);
   return out.take();
 }
@@ -206,7 +207,10 @@ Result<MessageHead> decode_head(std::span<const std::byte> bytes) {
 
 Result<Hello> decode_hello(std::span<const std::byte> bytes) {
   ByteReader in = message_body(bytes);
-  Hello hello{.layout = in.rest()};
+  Hello hello;
+  hello.next_serial = in.u64();
+  in.require(hello.next_serial > 0);
+  hello.layout = in.rest();
   return complete(in, hello, "hello");
 }
 
@@ -289,7 +293,7 @@ Result<Refuse> decode_refuse(std::span<const std::byte> bytes) {
   refuse.serial = in.u64();
   refuse.load = read_load(in);
   const uint8_t code = in.u8();
-  in.require(code <= static_cast<uint8_t>(RefuseCode::kBadMessage));
+  in.require(code <= static_cast<uint8_t>(RefuseCode::kUnknownDecoder));
   refuse.code = static_cast<RefuseCode>(code);
   const uint16_t size = in.u16();
   in.require(size <= kRefuseTextMax);

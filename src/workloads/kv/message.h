@@ -12,12 +12,14 @@
 // What a decoder and a prefiller send each other: versioned little-endian bytes. Messages of one
 // session and channel arrive in the order of their submits; with writes they have no order.
 //
-// To the prefiller, on its channel: HELLO (the layout, once for a session), GRANTS (descriptors of
+// To the prefiller, on its channel: HELLO (the layout, before all others), GRANTS (descriptors of
 // a grant set, in parts), DISPATCH, CANCEL. Each names the channel on which the decoder listens. To
 // the decoder: ACCEPT, REFUSE, CONFIRM (the answer to CANCEL), FAILED, QUIET.
 //
 // A dispatch has a serial number, one more than the dispatch before it in this session. All later
-// messages about it name the serial number, not the id.
+// messages about it name the serial number, not the id. Its upper bits are the *incarnation* of the
+// decoder's session, which HELLO announces: a decoder or a prefiller that is opened again on its
+// engine and channel takes no message for one of its own that is about the other incarnation.
 
 namespace fabric::kv::wire {
 
@@ -25,6 +27,8 @@ inline constexpr uint8_t kVersion = 1;
 inline constexpr uint32_t kGrantSetsMax = 64;    ///< of a session
 inline constexpr uint32_t kRefuseTextMax = 200;  ///< bytes of Refuse::text
 inline constexpr uint64_t kAllLanded = UINT64_MAX;
+inline constexpr uint32_t kIncarnationShift = 40;
+constexpr uint64_t incarnation_of(uint64_t serial) { return serial >> kIncarnationShift; }
 
 enum class MessageKind : uint8_t {
   kHello = 1,
@@ -43,13 +47,15 @@ struct MessageHead {
   uint16_t channel = 0;  ///< where the sender listens
 };
 
+/// Sent again when it may be lost, or the prefiller does not know the incarnation.
 struct Hello {
+  uint64_t next_serial = 1;             ///< of the first dispatch after it
   std::span<const std::byte> layout{};  ///< encode(Layout)
 };
 
 /// Descriptors number `first` and following of `total`: the regions of the layout in their order,
 /// then the tail region and the staging region, if there are. A set number is used again with the
-/// next generation.
+/// next generation. A part that begins at 0 begins the set again.
 struct Grants {
   uint32_t set = 0;
   uint32_t generation = 0;

@@ -188,7 +188,9 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
     for (uint32_t n = 0; n < group.lists.size(); ++n) {
       if (dealt_units(*plan.pair, group.lists[n], *range, target.tokens.seed) == 0) continue;
       const auto at = unit_indices(plan.plan, *plan.pair, group, n, *range, target.tokens.seed,
-                                   {.source = pages, .target = target.pages[group.group]});
+                                   {.source = pages,
+                                    .target = target.pages[group.group].ids,
+                                    .target_first = target.pages[group.group].first});
       if (!at) return failed(at.error());
       auto source = engine_.make_page_list(std::span<const uint32_t>(at->source));
       if (!source) return failed(source.error());
@@ -329,20 +331,31 @@ PrefillerCore::Push PrefillerCore::push_tail(Target& target) {
 }
 
 bool PrefillerCore::block(Target& target) {
-  if (!target.blocked) blocked_.push_back(&target);
+  if (!target.blocked) blocked_[target.peer].push_back(&target);
   target.blocked = true;
   return false;
 }
 
-/// First come, first served: the target that has waited longest gets the room.
+/// The decoders in turn, since the engine's queue has a share for each and a limit for all.
 void PrefillerCore::resume_blocked() {
-  while (!blocked_.empty()) {
-    Target& target = *blocked_.front();
-    blocked_.pop_front();
+  auto at = blocked_.upper_bound(first_resumed_);
+  for (size_t left = blocked_.size(); left > 0; --left) {
+    if (at == blocked_.end()) at = blocked_.begin();
+    if (left == blocked_.size()) first_resumed_ = at->first;
+    resume(at->second);
+    at = at->second.empty() ? blocked_.erase(at) : std::next(at);
+  }
+}
+
+/// First come, first served: the target that has waited longest gets the room.
+void PrefillerCore::resume(std::deque<Target*>& blocked) {
+  while (!blocked.empty()) {
+    Target& target = *blocked.front();
+    blocked.pop_front();
     target.blocked = false;
     if (advance(target)) continue;
-    blocked_.pop_back();  // advance() has just put it there
-    blocked_.push_front(&target);
+    blocked.pop_back();  // advance() has just put it there
+    blocked.push_front(&target);
     return;
   }
 }
@@ -351,7 +364,7 @@ void PrefillerCore::resume_blocked() {
 void PrefillerCore::stop(Target& target, Target::End end) {
   if (target.end == Target::End::kNone) target.end = end;
   (void)engine_.cancel(target.batch.id());
-  if (!target.blocked && !seal(target)) block(target);
+  if (!seal(target)) block(target);
 }
 
 /// False: the inbox has no room for the report.
