@@ -84,15 +84,26 @@ PrefillRank::PrefillRank(sim::World& world, uint32_t node, uint32_t rank,
   engine.emplace(*world.open(node, engine_config(options, node)));
   memory.emplace(*engine->allocate({.size_bytes = layout_.region_bytes[0]}));
   tail.emplace(*engine->allocate({.size_bytes = kTailBytes}));
-  PrefillerOptions opened{.side = cache_side(options.sources, options.pages, options.layers,
-                                             options.page_tokens, options.head_size),
-                          .rank = rank,
+  open_prefiller();
+}
+
+void PrefillRank::open_prefiller() {
+  PrefillerOptions opened{.side = cache_side(options_.sources, options_.pages, options_.layers,
+                                             options_.page_tokens, options_.head_size),
+                          .rank = rank_,
                           .regions = {memory->id()}};
-  opened.watch_word = options.watch_word;
+  opened.watch_word = options_.watch_word;
   opened.polled_word = false;
-  opened.offer_wait = options.offer_wait;
-  opened.requests_max = options.requests_max;
+  opened.offer_wait = options_.offer_wait;
+  opened.requests_max = options_.requests_max;
   prefiller.emplace(*Prefiller::open(*engine, opened));
+}
+
+void PrefillRank::close_prefiller() {
+  prefiller.reset();
+  jobs_.clear();
+  pass_.clear();
+  pool = PagePool(options_.pages);
 }
 
 PrefillRank::~PrefillRank() { close(); }
@@ -276,6 +287,11 @@ void KvCluster::open_decoder() {
   engine.emplace(*world.open(0, engine_config(options, 0)));
   memory.emplace(*engine->allocate({.size_bytes = layout.region_bytes[0]}));
   tail.emplace(*engine->allocate({.size_bytes = options.pages * kTailBytes}));
+  make_decoder();
+  for (uint32_t page = 0; page < options.pages; ++page) fill_page(page, kCanary);
+}
+
+void KvCluster::make_decoder() {
   DecoderOptions opened{.layout = layout, .regions = {&*memory}};
   opened.tail_region = &*tail;
   opened.tail_slot_bytes = kTailBytes;
@@ -284,9 +300,17 @@ void KvCluster::open_decoder() {
   opened.fence_timeout = options.fence_timeout;
   opened.grants_per_peer = options.grants_per_peer;
   opened.reserve_pages = options.reserve_pages;
+  opened.inbox_depth = options.inbox_depth;
   decoder.emplace(*Decoder::open(*engine, opened));
   side = *decoder->add_prefill(cache_side(options.sources, options.pages, options.layers));
-  for (uint32_t page = 0; page < options.pages; ++page) fill_page(page, kCanary);
+}
+
+void KvCluster::reopen_decoder() {
+  decoder.reset();
+  attempts_.clear();
+  appended_.clear();
+  pool = PagePool(options.pages);
+  make_decoder();
 }
 
 void KvCluster::restart_decoder() {

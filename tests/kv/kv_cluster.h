@@ -51,6 +51,7 @@ struct ClusterOptions {
   uint32_t page_tokens = kPageTokens;
   uint32_t head_size = 4;
   bool bytes = true;  ///< false: prefill ranks do not fill their pages
+  uint32_t inbox_depth = DecoderOptions{}.inbox_depth;
   sim::WorldOptions network{};
 };
 
@@ -77,6 +78,9 @@ class PrefillRank {
   PrefillRank(sim::World& world, uint32_t node, uint32_t rank, const ClusterOptions& options);
   ~PrefillRank();
   void close();
+  /// Opens the prefiller again, on the same engine; or closes it, until then.
+  void open_prefiller();
+  void close_prefiller();
   void poll();
   void offer(const std::string& id, uint32_t attempt, uint32_t prompt_tokens);
   bool idle() const { return jobs_.empty() && pool.free() == pool.size(); }
@@ -153,6 +157,8 @@ class KvCluster {
   void happens(const sim::Fault& fault);
   /// The decoder's process dies and is started again, with the same engine id and an empty cache.
   void restart_decoder();
+  /// Opens the decoder again on its engine, which goes on. No write may be on its way.
+  void reopen_decoder();
   /// The same for a prefill rank, which has crashed.
   void restart_prefill(uint32_t group, uint32_t rank = 0);
 
@@ -176,6 +182,7 @@ class KvCluster {
 
  private:
   void open_decoder();
+  void make_decoder();
   void close_crashed();
   void step();
   void handle(const DecodeEvent& event);

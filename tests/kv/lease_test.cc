@@ -1,5 +1,6 @@
 #include "workloads/common/lease.h"
 
+#include <cctype>
 #include <functional>
 #include <map>
 #include <string>
@@ -166,6 +167,43 @@ const std::vector<TableRow>& rows() {
 
 constexpr S kStates[] = {S::kIdle,     S::kAsked,   S::kFlowing,     S::kFull, S::kStopping,
                          S::kDraining, S::kFencing, S::kQuarantined, S::kQuiet};
+
+struct Cell {
+  S from;
+  std::string event;
+  S next;
+  std::string effects;
+};
+
+std::vector<Cell> cells() {
+  std::vector<Cell> out;
+  for (const TableRow& row : rows()) {
+    for (const S from : row.from) out.push_back({from, row.event, row.next, row.effects});
+  }
+  return out;
+}
+
+/// "AskedNotDelivered".
+std::string cell_name(const testing::TestParamInfo<Cell>& info) {
+  std::string out = to_string(info.param.from);
+  bool begins = true;
+  for (const char c : info.param.event) {
+    const bool part = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    if (part) out += begins ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    begins = !part;
+  }
+  return out;
+}
+
+class KvLeaseTable : public testing::TestWithParam<Cell> {};
+
+TEST_P(KvLeaseTable, Row) {
+  Lease lease = in(GetParam().from);
+  const LeaseEffects effects = events().at(GetParam().event)(lease);
+  EXPECT_EQ(lease.state(), GetParam().next);
+  EXPECT_EQ(text(effects), GetParam().effects);
+}
+INSTANTIATE_TEST_SUITE_P(All, KvLeaseTable, testing::ValuesIn(cells()), cell_name);
 
 TEST(KvLease, EveryStateAndEventFollowsTheTable) {
   for (const S state : kStates) {
