@@ -46,12 +46,26 @@ struct ClusterOptions {
   Nanos fence_timeout = 1s;
   uint32_t grants_per_peer = 4;
   uint32_t reserve_pages = 0;
-  uint32_t ops_max = 4096;  ///< of the prefill engines
+  uint32_t ops_max = 4096;       ///< of the prefill engines
+  uint32_t requests_max = 4096;  ///< of a prefill rank: it refuses more
+  uint32_t page_tokens = kPageTokens;
+  uint32_t head_size = 4;
+  bool bytes = true;  ///< false: prefill ranks do not fill their pages
   sim::WorldOptions network{};
 };
 
-Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t layers);
-Side cache_side(uint32_t tp_size, uint32_t pages, uint32_t layers);
+Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t layers,
+                    uint32_t page_tokens = kPageTokens, uint32_t head_size = 4);
+Side cache_side(uint32_t tp_size, uint32_t pages, uint32_t layers,
+                uint32_t page_tokens = kPageTokens, uint32_t head_size = 4);
+/// Whether these pages hold what a prefill side computes for the request.
+bool holds_request(const Layout& layout, std::span<std::byte> memory, const std::string& id,
+                   std::span<const uint32_t> pages);
+void fill_whole_page(const Layout& layout, std::span<std::byte> memory, uint32_t page,
+                     std::byte value);
+/// An engine that is opened again on a node has the id of the one before.
+Config engine_config(const ClusterOptions& options, uint32_t node);
+inline constexpr uint64_t kTailBytes = 256;
 
 /// One head of one page of one layer and tensor, in the memory of a rank.
 std::span<std::byte> head_bytes(const Layout& layout, std::span<std::byte> memory, size_t tensor,

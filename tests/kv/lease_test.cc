@@ -184,6 +184,41 @@ TEST(KvLease, EveryStateAndEventFollowsTheTable) {
   }
 }
 
+/// Each row by itself, so that a report names it.
+struct RowParam {
+  S from;
+  TableRow row;
+};
+
+void PrintTo(const RowParam& one, std::ostream* out) {
+  *out << to_string(one.from) << ", " << one.row.event;
+}
+
+std::vector<RowParam> row_params() {
+  std::vector<RowParam> params;
+  for (const TableRow& row : rows()) {
+    for (const S from : row.from) params.push_back({from, row});
+  }
+  return params;
+}
+
+class KvLeaseRow : public testing::TestWithParam<RowParam> {};
+
+TEST_P(KvLeaseRow, LeadsToItsStateWithItsEffects) {
+  Lease lease = in(GetParam().from);
+  const LeaseEffects effects = events().at(GetParam().row.event)(lease);
+  EXPECT_EQ(lease.state(), GetParam().row.next);
+  EXPECT_EQ(text(effects), GetParam().row.effects);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, KvLeaseRow, testing::ValuesIn(row_params()), [](const auto& one) {
+  std::string name = to_string(one.param.from);
+  for (const char c : "_" + one.param.row.event) {
+    if (c != ',') name += c == ' ' ? '_' : c;
+  }
+  return name;
+});
+
 TEST(KvLease, GivesTheMemoryBackOnceWhateverComesAfterwards) {
   for (const auto& [first, one] : events()) {
     for (const auto& [second, two] : events()) {
