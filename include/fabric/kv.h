@@ -257,9 +257,9 @@ class FABRIC_EXPORT Decoder {
   /// cached_tokens, sources, tail_slot, a page twice: native is its id), kOutOfBounds (a page at or
   /// past the pool: native), kBusy (id and attempt, or a page or tail slot that a page lease holds:
   /// native), kNotFound (prefill, peer), kTooLarge (the dispatch does not fit in a message: native
-  /// is its size), kExhausted (requests_max, inbox_depth, counters, reserve_pages, or staging_region:
-  /// native is the number of records that the request needs), kClosed (draining) and as
-  /// Engine::connect() does. Nothing is leased then.
+  /// is its size), kExhausted (requests_max, inbox_depth, counters, reserve_pages, or
+  /// staging_region: native is the number of records that the request needs), kClosed (draining)
+  /// and as Engine::connect() does. Nothing is leased then.
   Result<void> start(const DecodeRequest& request);
   /// Stops the newest attempt of a request; older ones are stopping already. kCancelled and
   /// kPagesFree follow. Without effect when it is complete, failed or cancelled already.
