@@ -17,6 +17,7 @@
 #include "bench_engines.h"
 #include "core/counter_table.h"
 #include "group_engines.h"
+#include "kv_engines.h"
 #include "stepped_clock.h"
 
 extern "C" [[gnu::noinline]] void measured(const std::function<void()>& operation, uint32_t times) {
@@ -138,6 +139,20 @@ void measure_scatter_sender() {
   });
 }
 
+/// A layer of a request, from the store to the word until it is complete on both sides.
+void measure_kv_layer(const char* name, uint32_t tensors) {
+  bench::KvEngines engines(tensors);
+  measure({name, 0, tensors * bench::KvEngines::kPages, 10, nullptr}, [&] {
+    engines.push_layer();
+    for (bool complete = false; !complete;) {
+      engines.turn();
+      aside([&] { complete = engines.is_complete(); });
+    }
+  });
+}
+void measure_kv_layer_together() { measure_kv_layer("kv_layer1024", 1); }
+void measure_kv_layer_apart() { measure_kv_layer("kv_layer1024_apart", 2); }
+
 #ifdef FABRIC_HAS_VERBS
 constexpr uint32_t kChain = bench::VerbsRailPair::kChain;
 
@@ -180,10 +195,12 @@ struct OwnCase {
   void (*measure)();  ///< null: not in this build
 };
 
-constexpr std::array<OwnCase, 6> kOwnCases{{
+constexpr std::array<OwnCase, 8> kOwnCases{{
     {"group_arrival", &measure_group_arrivals},
     {"group_expectation", &measure_group_expectations},
     {"scatter56_sender", &measure_scatter_sender},
+    {"kv_layer1024", &measure_kv_layer_together},
+    {"kv_layer1024_apart", &measure_kv_layer_apart},
 #ifdef FABRIC_HAS_VERBS
     {"verbs_work_request", &measure_work_requests},
     {"verbs_completion", &measure_completions},

@@ -27,6 +27,7 @@ if(NOT FABRIC_TESTS STREQUAL "none")
                              -P ${PROJECT_SOURCE_DIR}/tests/tool/demo.cmake)
   add_test(NAME demo.mla COMMAND demo --seconds 5 --attention mla
                                  --report ${PROJECT_BINARY_DIR}/demo/mla.html)
+  add_test(NAME demo.chaos COMMAND demo --requests 40)
   add_test(NAME demo.report COMMAND Python3::Interpreter -B
                                     ${PROJECT_SOURCE_DIR}/tests/tool/demo_report_test.py
                                     ${FABRIC_DEMO_REPORT})
@@ -34,9 +35,9 @@ if(NOT FABRIC_TESTS STREQUAL "none")
            COMMAND Python3::Interpreter -B ${PROJECT_SOURCE_DIR}/tests/tool/demo_report_test.py
                    --browser ${FABRIC_DEMO_REPORT})
   add_test(NAME demo.refuses_no_time COMMAND demo --seconds 0)
-  set_tests_properties(demo demo.mla demo.report demo.report_in_a_browser demo.refuses_no_time
-                       PROPERTIES LABELS "process;kv" TIMEOUT 120)
-  set_tests_properties(demo demo.mla PROPERTIES RUN_SERIAL TRUE)
+  set_tests_properties(demo demo.mla demo.chaos demo.report demo.report_in_a_browser
+                       demo.refuses_no_time PROPERTIES LABELS "process;kv" TIMEOUT 120)
+  set_tests_properties(demo demo.mla demo.chaos PROPERTIES RUN_SERIAL TRUE)
   set_tests_properties(demo PROPERTIES FIXTURES_SETUP demo_report)
   set_tests_properties(demo.report demo.report_in_a_browser PROPERTIES FIXTURES_REQUIRED
                                                                        demo_report)

@@ -22,11 +22,17 @@ GUEST = "verbs/"
 class Workload:
     """One short measurement, the same for all contenders."""
 
-    benchmark: str  # write, rate, paged, latency, fence, idle
+    benchmark: str  # write, rate, paged, latency, fence, idle, kv, word
     bytes: int = 8
     memory: str = "allocated"
     footprint: int = 0  # rotate over this many bytes; 0: one hot buffer
     pages: int = 1
+    tensors: int = 1  # of a layer, each with so many pages
+
+    @property
+    def layers(self):
+        """How many layers the footprint is."""
+        return max(1, self.footprint // (self.bytes * self.pages * self.tensors))
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,23 @@ def fences():
                    ours="guarded", between_cores=False)
 
 
+def kv_caches():
+    """A layer of a request against a bare paged write of the same pages, and what moves them in
+    other libraries. One request after the other: each begins when the one before it is complete,
+    and its layers are more than the caches hold. No memcpy: the copy is that of the bare write."""
+    size = 32 * KIB
+    for name, tensors in (("kv/layer", 1), ("kv/layer_k_v_apart", 2)):
+        yield Case(f"{name}/{size}", GB,
+                   Workload("kv", size, footprint=COLD_BYTES, pages=PAGES, tensors=tensors),
+                   (Baseline("bare_pages", 0.95), Baseline("nixl"),
+                    Baseline("mooncake", None, "TCP, no notification")), ours="ours_kv")
+    # A layer of one post: the turn of the first post ends with it.
+    yield Case("kv/word_to_post", NANOSECONDS, Workload("word", 8, footprint=4 * KIB, pages=32),
+               (Baseline("word_bound", 1.0),
+                Baseline("word_published", None, "its word is stored by a GPU: PCIe is included")),
+               ours="ours_kv", between_cores=False)
+
+
 def over_verbs():
     """Neither perftest of Debian 12 nor UCX put sends an immediate: the target is not notified."""
     silent = "sends no notification"
@@ -150,5 +173,6 @@ ALL = (
     *fences(),
     Case("shm/idle", PERCENT, Workload("idle"), (Baseline("one_percent", 1.0),), once=True,
          between_cores=False),
+    *kv_caches(),
     *over_verbs(),
 )

@@ -88,6 +88,8 @@ def value_of(workload, result):
     """The value of a case, from an object in the format of `fabric bench --json`."""
     if workload.benchmark == "latency":
         return result["half_round_trip_ns"]["p50"]
+    if workload.benchmark == "word":
+        return result["word_to_post_ns"]["p50"]
     if workload.benchmark == "idle":
         return result["cpu_percent"]
     if workload.benchmark == "rate":
@@ -101,6 +103,10 @@ def seconds_of(workload, settings):
     """Of one measurement. With a large footprint the first passes depend on what was cached before:
     it takes longer to reach a steady state."""
     return settings.duration * (4 if workload.footprint else 1)
+
+
+# The first one maps the memory, as for Ours with a footprint.
+KV_REPETITIONS = 3
 
 
 class Ours:
@@ -129,6 +135,30 @@ class Ours:
         if result.get("verified") is False:
             raise Failed("wrong bytes")
         return value_of(workload, result)
+
+
+class OursKv(Ours):
+    """A prefiller and a decoder: whole requests, layer by layer."""
+
+    def command(self, workload, settings):
+        return [settings.build / "fabric", "bench", "kv", "--network", "shm", "--json",
+                "--pin", settings.cores, "--repetitions", KV_REPETITIONS,
+                "--duration", settings.duration, "--sizes", workload.bytes,
+                "--pages", workload.pages, "--layers", workload.layers,
+                "--tensors", workload.tensors, "--progress", "inline"]
+
+
+class BarePages(Ours):
+    """Paged writes of the pages of a layer and tensor, over the memory of all layers."""
+
+    title = "bare paged write"
+
+    def command(self, workload, settings):
+        return [settings.build / "fabric", "bench", "paged", "--network", "shm", "--json",
+                "--pin", settings.cores, "--repetitions", KV_REPETITIONS,
+                "--duration", settings.duration, "--sizes", workload.bytes,
+                "--pages", workload.pages, "--footprint", workload.footprint,
+                "--progress", "inline"]
 
 
 class Limits:
@@ -255,9 +285,13 @@ class Wheel:
         self.script = script
 
     def measure(self, workload, settings):
+        kv = workload.benchmark == "kv"
         words = [settings.python, settings.root / "bench" / "peers" / self.script,
-                 workload.benchmark, "--bytes", workload.bytes, "--pages", workload.pages,
+                 "paged" if kv else workload.benchmark, "--bytes", workload.bytes,
+                 "--pages", workload.pages * workload.tensors,
                  "--duration", settings.duration, "--pin", settings.cores]
+        if kv:
+            words += ["--slots", workload.layers]
         return value_of(workload, last_object(run(words)))
 
 
@@ -292,6 +326,8 @@ class Bound:
 COPIES = {}
 ALL = {
     "ours": Ours(),
+    "ours_kv": OursKv(),
+    "bare_pages": BarePages(),
     "ucx_posix": Ucx("UCX put, posix", "posix"),
     "ucx_sysv": Ucx("UCX put, sysv", "sysv"),
     "uct_posix": Ucx("UCT put, posix", "posix", low=True),
@@ -308,4 +344,6 @@ ALL = {
     "guarded": CopySpeed("guarded copy", "best", COPIES),
     "unguarded": CopySpeed("the copy alone", "bare", COPIES),
     "one_percent": Bound("1 % of a core", 1.0),
+    "word_bound": Bound("1.5 us", 1500.0),
+    "word_published": Bound("published, 6.2 us", 6200.0),
 }

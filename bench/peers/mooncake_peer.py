@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes between two transfer engines of Mooncake over TCP: one JSON object a run.
 
-    mooncake_peer.py write|paged|latency [--bytes N] [--pages N] [--duration S] [--pin A,B]
+    mooncake_peer.py write|paged|latency [--bytes N] [--pages N] [--slots N] [--duration S]
+                     [--pin A,B]
 
 Without an RDMA network it has TCP only. Pages, and writes in groups of 16, go in one batch, which
 is its best; they are not notified, which is less than we do. Round trips are notified.
@@ -28,7 +29,8 @@ class Side:
 
         self.notify, self.opcode = TransferNotify, TransferOpcode
         self.options = options
-        self.extent = options.bytes * options.pages
+        self.extent = options.bytes * options.pages * options.slots
+        self.next = 0
         self.engine = TransferEngine()
         if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") != 0:
             sys.exit("mooncake_peer: the engine does not start")
@@ -44,31 +46,37 @@ class Side:
         port, there = json.loads(peer.recv(size, socket.MSG_WAITALL))
         self.peer = f"127.0.0.1:{port}"
         pages, size = options.pages, options.bytes
-        self.local = [source_at + page * size for page in range(pages)]
-        self.remote = [there + self.slot(page) * size for page in range(pages)]
-        self.lengths = [size] * pages
-        if options.verb == "write":
-            self.local, self.remote = self.local * GROUP, self.remote * GROUP
-            self.lengths = self.lengths * GROUP
+        group = GROUP if options.verb == "write" else 1
+        self.local = [[source_at + at + page * size for page in range(pages)] * group
+                      for at in self.slots()]
+        self.remote = [[there + at + self.place(page) * size for page in range(pages)] * group
+                       for at in self.slots()]
+        self.lengths = [size] * pages * group
 
     def map(self):
         memory = mmap.mmap(-1, self.extent, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    def slot(self, page):
+    def slots(self):
+        return range(0, self.extent, self.options.bytes * self.options.pages)
+
+    def place(self, page):
         return page * 7919 % self.options.pages
 
     def write(self):
-        """Returns how many writes that were."""
+        """Writes the next slot. Returns how many writes that were."""
+        slot = self.next
+        self.next = (slot + 1) % len(self.local)
         rc = self.engine.batch_transfer_sync_write(
-            self.peer, self.local, self.remote, self.lengths)
+            self.peer, self.local[slot], self.remote[slot], self.lengths)
         if rc != 0:
             sys.exit(f"mooncake_peer: a batch failed with {rc}")
-        return len(self.local)
+        return len(self.lengths)
 
     def write_notified(self):
-        rc = self.engine.transfer_sync(self.peer, self.local[0], self.remote[0], self.lengths[0],
-                                       self.opcode.Write, self.notify("peer", "n"))
+        rc = self.engine.transfer_sync(self.peer, self.local[0][0], self.remote[0][0],
+                                       self.lengths[0], self.opcode.Write,
+                                       self.notify("peer", "n"))
         if rc != 0:
             sys.exit(f"mooncake_peer: a write failed with {rc}")
 
@@ -80,14 +88,15 @@ class Side:
 
     def right(self):
         size = self.options.bytes
-        return all(self.source[page * size:(page + 1) * size] ==
-                   self.target[self.slot(page) * size:(self.slot(page) + 1) * size]
-                   for page in range(self.options.pages))
+        return all(self.source[at + page * size:at + (page + 1) * size] ==
+                   self.target[at + self.place(page) * size:at + (self.place(page) + 1) * size]
+                   for at in self.slots() for page in range(self.options.pages))
 
 
 def stream(side, options):
     writes = 0
-    side.write()  # connects
+    for _ in range(options.slots):  # connects, and touches all memory
+        side.write()
     begin = end = time.perf_counter()
     while end - begin < options.duration:
         writes += side.write()
@@ -115,6 +124,7 @@ def main():
     parser.add_argument("verb", choices=("write", "paged", "latency"))
     parser.add_argument("--bytes", type=int, default=8)
     parser.add_argument("--pages", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=1, help="of so many pages each, in turn")
     parser.add_argument("--duration", type=float, default=0.5)
     parser.add_argument("--pin", default="0,1")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Notified writes between two agents of NIXL: one JSON object a run.
 
-    nixl_peer.py write|paged|latency [--bytes N] [--pages N] [--duration S] [--pin A,B]
+    nixl_peer.py write|paged|latency [--bytes N] [--pages N] [--slots N] [--duration S]
+                 [--pin A,B]
 
 The wheel has no C headers, so it is driven through its Python bindings, below the convenience
 class: some hundred nanoseconds a call. Tuned as well as it can be: no progress thread (both sides
@@ -41,7 +42,8 @@ class Side:
 
         self.nixl = nixl
         self.options = options
-        self.extent = options.bytes * options.pages
+        self.extent = options.bytes * options.pages * options.slots
+        self.next = 0
         config = nixl.nixlAgentConfig()
         config.useProgThread = False
         config.useListenThread = False
@@ -51,8 +53,9 @@ class Side:
         self.backend = self.agent.createBackend("UCX", {"ucx_error_handling_mode": "none"})
         self.source, self.source_at = self.map()
         self.target, self.target_at = self.map()
-        self.pattern = bytes(i * 31 >> 3 & 0xff for i in range(4096))
-        self.source[:] = (self.pattern * (self.extent // 4096 + 1))[:self.extent]
+        # Its length divides no page size, so that a page in the wrong place is found.
+        pattern = bytes(i * 31 >> 3 & 0xff for i in range(4093))
+        self.source[:] = (pattern * (self.extent // len(pattern) + 1))[:self.extent]
         memory = nixl.nixlRegDList(nixl.DRAM_SEG)
         for at in (self.source_at, self.target_at):
             memory.addDesc((at, self.extent, 0, ""))
@@ -62,28 +65,32 @@ class Side:
         send(peer, self.target_at.to_bytes(8, "little"))
         there = int.from_bytes(receive(peer), "little")
         self.agent.makeConnection(other, [self.backend])
-        self.request = self.prepare(other, there)
+        slot_bytes = options.bytes * options.pages
+        self.requests = [self.prepare(other, there, slot * slot_bytes)
+                         for slot in range(options.slots)]
 
     def map(self):
         memory = mmap.mmap(-1, self.extent, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    def prepare(self, other, there):
+    def prepare(self, other, there, offset):
         """Pages are scattered at the target, so that they cannot be merged into one."""
         local = self.nixl.nixlXferDList(self.nixl.DRAM_SEG)
         remote = self.nixl.nixlXferDList(self.nixl.DRAM_SEG)
         pages, size = self.options.pages, self.options.bytes
         for page in range(pages):
-            local.addDesc((self.source_at + page * size, size, 0))
-            remote.addDesc((there + page * 7919 % pages * size, size, 0))
+            local.addDesc((self.source_at + offset + page * size, size, 0))
+            remote.addDesc((there + offset + page * 7919 % pages * size, size, 0))
         return self.agent.createXferReq(
             self.nixl.NIXL_WRITE, local, remote, other, "", [self.backend])
 
     def write(self):
-        """Posts the request; its notification leaves when it is polled."""
-        if self.agent.postXferReq(self.request, "n") == self.nixl.NIXL_SUCCESS:
+        """Posts the request of the next slot; its notification leaves when it is polled."""
+        request = self.requests[self.next]
+        self.next = (self.next + 1) % len(self.requests)
+        if self.agent.postXferReq(request, "n") == self.nixl.NIXL_SUCCESS:
             return
-        while self.agent.getXferStatus(self.request) != self.nixl.NIXL_SUCCESS:
+        while self.agent.getXferStatus(request) != self.nixl.NIXL_SUCCESS:
             pass
 
     def arrivals(self):
@@ -92,9 +99,9 @@ class Side:
     def right(self):
         pages, size = self.options.pages, self.options.bytes
         return all(
-            self.source[page * size:(page + 1) * size] ==
-            self.target[page * 7919 % pages * size:(page * 7919 % pages + 1) * size]
-            for page in range(pages))
+            self.source[at + page * size:at + (page + 1) * size] ==
+            self.target[at + page * 7919 % pages * size:at + (page * 7919 % pages + 1) * size]
+            for at in range(0, self.extent, pages * size) for page in range(pages))
 
 
 def target(side, shared, answers):
@@ -119,7 +126,7 @@ def stream(side, shared, options):
         while posted - shared[1] > options.window:
             side.arrivals()
         took = time.perf_counter() - begin
-        if took >= options.duration:
+        if took >= options.duration and posted >= options.slots:
             break
         if before == 0 and took >= options.duration / 8:
             before, begin = posted, time.perf_counter()
@@ -155,6 +162,7 @@ def main():
     parser.add_argument("verb", choices=("write", "paged", "latency"))
     parser.add_argument("--bytes", type=int, default=8)
     parser.add_argument("--pages", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=1, help="of so many pages each, in turn")
     parser.add_argument("--window", type=int, default=16)
     parser.add_argument("--duration", type=float, default=0.5)
     parser.add_argument("--pin", default="0,1")

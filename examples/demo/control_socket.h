@@ -13,8 +13,11 @@ struct MessageHeader {
   enum class Kind : uint32_t {
     kClosed,  ///< the other side has closed the socket
     // To a child.
-    kSeed,    ///< the router's address: text
-    kPace,    ///< router: a request every at_ns, at most `count` open; 0: no more
+    kSeed,    ///< the router's address: text. Once more when another router has replaced it
+    kPace,    ///< router: a request every at_ns, at most `count` open; 0: no more. After number
+              ///< `request`, up to number `extra`; 0: without end
+    kResume,  ///< router: this request of an earlier router is open; code: its prompt, attempt:
+              ///< the next number
     kKill,    ///< prefiller: kill yourself in the middle of the next prompt
     kStop,    ///< prefiller: stop yourself (SIGSTOP) in the middle of the next prompt
     kDrain,   ///< decoder: leave
@@ -28,7 +31,7 @@ struct MessageHeader {
     kSubmitted,  ///< a new request; code: the number of its prompt
     kSentAgain,  ///< after a failure, as `attempt`; text: "prefiller decoder"
     kListed,     ///< a member joined (code 1) or left (code 0) the directory; text: its name
-    kIdle,       ///< after the last kPace: no request is open
+    kIdle,       ///< after the last kPace, or the last request: none is open
     // From a prefiller.
     kComputed,  ///< layer `code` of a chunk, count tokens from `extra` on; begun since_ns
     kStopping,  ///< right before it kills or stops itself, in layer `code` of a request

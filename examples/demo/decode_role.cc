@@ -100,8 +100,10 @@ class DecodeRole {
 
   void take(const Message& command) {
     if (command.header.kind == Kind::kClosed) std::_Exit(1);  // the parent has died
-    if (command.header.kind != Kind::kDrain && command.header.kind != Kind::kFinish) return;
-    leave();
+    if (command.header.kind == Kind::kSeed) member_.follow_router(command.text);
+    if (command.header.kind == Kind::kDrain) leave();
+    // No request is open, and the router that sent the last one may be gone.
+    if (command.header.kind == Kind::kFinish && leaving_ == Leaving::kNo) no_more_requests();
   }
 
   /// Asks the router to send no more requests, then leaves the directory: the router considers a
@@ -148,6 +150,7 @@ class DecodeRole {
     sequence.pages.insert(sequence.pages.end(), more->begin(), more->end());
     attempt->tail_slot = memory_.take_slot();
     const std::string id = std::to_string(asked.request);
+    give_up_others(id);
     const auto started = connect_and_start(id, *attempt);
     report(*attempt, Kind::kStarted, asked.prefiller);
     if (!started) {
@@ -158,6 +161,12 @@ class DecodeRole {
     }
     attempts_[key_of(id, asked.attempt)] = std::move(attempt);
     return true;
+  }
+
+  /// A router that is new, or was stopped, may not know that an earlier attempt is running here.
+  void give_up_others(const std::string& id) {
+    const auto done = decoder_.cancel(id);
+    if (!done && done.error().code != fabric::Errc::kNotFound) need(done, "cancel");
   }
 
   fabric::Result<void> connect_and_start(const std::string& id, const Attempt& attempt) {

@@ -41,6 +41,14 @@ class FinalChecks {
   FinalChecks(Supervisor& supervisor, const Outcome& outcome)
       : supervisor_(supervisor), records_(supervisor.records()), outcome_(outcome) {}
 
+  std::vector<Check> run_chaos() {
+    check_tokens();
+    check_chaos();
+    check_pages();
+    check_cleanup();
+    return std::move(checks_);
+  }
+
   std::vector<Check> run() {
     check_tokens();
     check_sent_again();
@@ -69,13 +77,34 @@ class FinalChecks {
     for (const auto& [number, request] : records_.requests) {
       const auto expected = outcome_.expected.find(request.prompt);
       if (expected == outcome_.expected.end() || request.tokens != expected->second) continue;
+      if (request.answers_differ) continue;
       ++equal;
       tokens += request.tokens.size();
     }
     const uint64_t requests = records_.requests.size();
-    check(requests > 0 && equal == requests,
+    check(requests > 0 && equal == requests && (outcome_.wanted == 0 || equal == outcome_.wanted),
           "tokens: %s of %s requests answered with the %s tokens of the one-process run",
           grouped(equal).c_str(), grouped(requests).c_str(), grouped(tokens).c_str());
+  }
+
+  void check_chaos() {
+    bool all = true;
+    for (const char* what : {"killed", "stopped"}) {
+      std::string counted;
+      for (const char* role : {"router", "prefillers", "decoders"}) {
+        const auto at = outcome_.chaos.find(std::string(what) + " " + role);
+        const uint64_t times = at == outcome_.chaos.end() ? 0 : at->second;
+        all = all && times > 0;
+        counted += std::string(counted.empty() ? "" : ", ") + role + " " + std::to_string(times);
+      }
+      check(all, "%s: %s", what, counted.c_str());
+    }
+    uint64_t failed = 0;
+    for (const auto& [number, request] : records_.requests) {
+      for (const auto& [index, attempt] : request.attempts) failed += attempt.failed_ns > 0;
+    }
+    check(records_.sent_again() > 0, "sent again: %s times; %s attempts failed",
+          grouped(records_.sent_again()).c_str(), grouped(failed).c_str());
   }
 
   void check_sent_again() {
@@ -218,6 +247,10 @@ class FinalChecks {
 };
 
 }  // namespace
+
+std::vector<Check> chaos_checks(Supervisor& supervisor, const Outcome& outcome) {
+  return FinalChecks(supervisor, outcome).run_chaos();
+}
 
 std::vector<Check> final_checks(Supervisor& supervisor, const Outcome& outcome) {
   return FinalChecks(supervisor, outcome).run();

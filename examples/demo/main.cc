@@ -4,6 +4,7 @@
 // one process.
 //
 //   demo [--seconds N] [--lanes N] [--attention gqa|mla] [--report FILE]
+//   demo --requests N [--chaos SEED]    kills and stops processes of every role at random
 //   NETWORK='tcp' demo
 
 #include <charconv>
@@ -49,14 +50,19 @@ int run_role(char** words) {
 }
 
 int usage() {
-  std::fprintf(stderr,
-               "usage: demo [--seconds N] [--lanes N] [--attention gqa|mla] [--report FILE]\n"
-               "  --seconds    length of the run, 5 to 60; default 15\n"
-               "  --lanes      paths between two processes on shm, 1 to %u; default 2\n"
-               "  --attention  of the model: grouped queries or latent; default gqa\n"
-               "  --report     default build/demo/report.html\n"
-               "The variable NETWORK selects the network; default shm.\n",
-               fabric::kRailsMax);
+  std::fprintf(
+      stderr,
+      "usage: demo [--seconds N] [--lanes N] [--attention gqa|mla] [--report FILE]\n"
+      "       demo --requests N [--chaos SEED] [--lanes N] [--attention gqa|mla]\n"
+      "  --seconds    length of the run, 5 to 60; default 15\n"
+      "  --lanes      paths between two processes on shm, 1 to %u; default 2\n"
+      "  --attention  of the model: grouped queries or latent; default gqa\n"
+      "  --report     default build/demo/report.html\n"
+      "  --requests   serve N requests, 20 to 100000, while processes of every role are killed\n"
+      "               and stopped at random; without a report\n"
+      "  --chaos      which to kill and stop, and when; default 0: drawn, and printed\n"
+      "The variable NETWORK selects the network; default shm.\n",
+      fabric::kRailsMax);
   return 2;
 }
 
@@ -73,8 +79,14 @@ int main(int argc, char** argv) {
     if (option == "--lanes") good = parse(argv[i + 1], options.lanes);
     if (option == "--attention") good = parse_attention(argv[i + 1], options.attention);
     if (option == "--report") good = !(options.report = argv[i + 1]).empty();
+    if (option == "--requests") {
+      good = parse(argv[i + 1], options.requests) && options.requests >= 20 &&
+             options.requests <= 100'000;
+    }
+    if (option == "--chaos") good = parse(argv[i + 1], options.chaos_seed);
     if (!good) return usage();
   }
+  if (options.chaos_seed != 0 && options.requests == 0) return usage();
   if (!(options.seconds >= 5 && options.seconds <= 60)) return usage();
   if (options.lanes < 1 || options.lanes > fabric::kRailsMax) return usage();
   return demo::run_demo(options);

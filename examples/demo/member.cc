@@ -12,6 +12,7 @@ namespace kv = fabric::kv;
 namespace {
 
 constexpr uint64_t kReceived = UINT64_MAX;  ///< the tag of messages; others are requests
+constexpr std::chrono::seconds kRetryMax{1};
 
 void forward(void* context, const fabric::LogRecord& record) {
   std::string text(record.text);
@@ -30,6 +31,11 @@ fabric::Engine open_engine(const ControlSocket& control, const RoleOptions& opti
   config.app_info = options.name;
   config.log_sink = {&forward, const_cast<ControlSocket*>(&control)};
   return need(fabric::Engine::open(config), ("network " + options.network).c_str());
+}
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
 }
 
 }  // namespace
@@ -58,11 +64,9 @@ void Member::join_directory(uint64_t layout_hash, uint32_t capacity) {
   send_address();
   const Message seed = control_.read();
   if (seed.header.kind != MessageHeader::Kind::kSeed) std::_Exit(1);  // the parent has died
-  std::vector<std::byte> address(seed.text.size());
-  for (size_t i = 0; i < address.size(); ++i) address[i] = static_cast<std::byte>(seed.text[i]);
   directory_ =
       need(kv::EmbeddedDirectory::open(
-               engine_, {.seeds = {address}, .watch = false, .retry_max = std::chrono::seconds(1)}),
+               engine_, {.seeds = {bytes_of(seed.text)}, .watch = false, .retry_max = kRetryMax}),
            "directory");
   kv::Member self = need(kv::describe(engine_), "describe");
   self.role = role_;
@@ -70,6 +74,10 @@ void Member::join_directory(uint64_t layout_hash, uint32_t capacity) {
   self.layout_hash = layout_hash;
   self.capacity = capacity;
   need(directory_->announce(self), "announce");
+}
+
+void Member::follow_router(const std::string& address) {
+  need(directory_->set_seeds({bytes_of(address)}), "set_seeds");
 }
 
 void Member::leave_directory() { need(directory_->leave(), "leave"); }

@@ -30,6 +30,8 @@ class Member {
   void serve_directory();
   void join_directory(uint64_t layout_hash, uint32_t capacity);
   void leave_directory();
+  /// The router was replaced: announces itself to the one at `address`.
+  void follow_router(const std::string& address);
   fabric::kv::Directory& directory() { return *directory_; }
 
   /// Messages that have arrived since the last call, and sends that have failed (tag: request).

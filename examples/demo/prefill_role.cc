@@ -96,6 +96,9 @@ class PrefillRole {
       case Kind::kStop:
         signal_ = SIGSTOP;
         break;
+      case Kind::kSeed:
+        member_.follow_router(command.text);
+        break;
       case Kind::kFinish:
         finishing_ = true;
         member_.leave_directory();

@@ -57,11 +57,17 @@ void Records::take(const Message& message, const std::string& from) {
       break;
     case Kind::kDone: {
       RequestRecord& request = requests[header.request];
+      auto tokens = decode_tokens(std::as_bytes(std::span(message.text)));
+      request.answers_differ =
+          request.answers_differ || (request.done_ns > 0 && request.tokens != tokens);
       request.first_token_ns = header.since_ns;
       request.done_ns = header.at_ns;
-      request.tokens = decode_tokens(std::as_bytes(std::span(message.text)));
+      request.tokens = std::move(tokens);
       break;
     }
+    case Kind::kSentAgain:
+      ++sent_again_;
+      break;
     case Kind::kStarted:
     case Kind::kComputed:
     case Kind::kLayer:
@@ -78,14 +84,6 @@ void Records::take(const Message& message, const std::string& from) {
 uint64_t Records::answered() const {
   return static_cast<uint64_t>(
       std::ranges::count_if(requests, [](const auto& each) { return each.second.done_ns > 0; }));
-}
-
-uint64_t Records::sent_again() const {
-  uint64_t sum = 0;
-  for (const auto& [number, request] : requests) {
-    if (!request.attempts.empty()) sum += request.attempts.rbegin()->first;
-  }
-  return sum;
 }
 
 Window Records::window(const std::string& decoder, int64_t from_ns, int64_t to_ns) const {

@@ -39,6 +39,7 @@ struct RequestRecord {
   int64_t first_token_ns = 0;
   int64_t done_ns = 0;
   std::vector<uint32_t> tokens{};
+  bool answers_differ = false;  ///< answered more than once, and not always with the same tokens
   std::map<uint32_t, AttemptRecord> attempts{};
 };
 
@@ -63,9 +64,12 @@ struct Records {
   /// `from`: the name of the process.
   void take(const Message& message, const std::string& from);
   uint64_t answered() const;
-  uint64_t sent_again() const;
+  uint64_t sent_again() const { return sent_again_; }
   /// Of one decoder, or of all when the name is empty.
   Window window(const std::string& decoder, int64_t from_ns, int64_t to_ns) const;
+
+ private:
+  uint64_t sent_again_ = 0;
 };
 
 }  // namespace demo

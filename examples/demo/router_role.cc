@@ -21,10 +21,14 @@ namespace {
 namespace kv = fabric::kv;
 using Kind = MessageHeader::Kind;
 
+/// An answer is lost when its session is, even if both sides continue: much longer than one takes.
+constexpr int kLostTimeoutsPerAnswer = 4;
+
 struct OpenRequest {
   uint32_t prompt = 0;
   uint32_t attempt = 0;
   bool placed = false;  ///< false: no prefiller or decoder was available
+  int64_t due_ns = 0;   ///< when it is sent again without an answer
   kv::Member prefiller{};
   kv::Member decoder{};
   std::vector<uint64_t> tried{};  ///< prefillers that failed
@@ -35,6 +39,7 @@ class RouterRole {
   RouterRole(const ControlSocket& control, const RoleOptions& options)
       : member_(control, options, kv::Role::kRouter),
         workload_(make_workload(options.attention)),
+        answer_ns_(kLostTimeoutsPerAnswer * options.lost_timeout.count()),
         picker_(need(kv::Router::make(), "Router::make")) {
     for (uint32_t i = 0; i < kPrompts; ++i) prompts_.push_back(make_prompt(workload_, i));
     member_.serve_directory();
@@ -43,21 +48,22 @@ class RouterRole {
   int run() {
     for (;;) {
       while (const auto command = member_.control().try_read()) {
-        if (command->header.kind == Kind::kPace) {
-          interval_ns_ = command->header.at_ns;
-          open_max_ = command->header.count;
-          stopped_ = open_max_ == 0;
-        } else if (command->header.kind == Kind::kFinish) {
+        if (command->header.kind == Kind::kFinish) {
           member_.control().send({.kind = Kind::kFinished});
           return 0;
-        } else if (command->header.kind == Kind::kClosed) {
-          return 1;
         }
+        if (command->header.kind == Kind::kClosed) return 1;
+        take(command->header);
       }
       if (member_.directory().poll()) take_view();
       take_messages();
+      const int64_t now = now_ns();
       for (auto& [number, request] : open_) {
-        if (!request.placed) place(number, request);
+        if (request.placed && now >= request.due_ns) {
+          send_again(number, request);
+        } else if (!request.placed) {
+          place(number, request);
+        }
       }
       submit_new();
       if (stopped_ && open_.empty()) {
@@ -69,6 +75,18 @@ class RouterRole {
   }
 
  private:
+  void take(const MessageHeader& command) {
+    if (command.kind == Kind::kPace) {
+      interval_ns_ = command.at_ns;
+      open_max_ = command.count;
+      submitted_ = std::max(submitted_, command.request);
+      last_ = command.extra;
+      stopped_ = open_max_ == 0 || (last_ > 0 && submitted_ >= last_);
+    } else if (command.kind == Kind::kResume) {
+      open_[command.request] = {.prompt = command.code, .attempt = command.attempt};
+    }
+  }
+
   int wait_ms() const {
     const int64_t left_ms = (next_ns_ - now_ns()) / 1'000'000 + 1;
     return open_max_ == 0 ? 50 : static_cast<int>(std::clamp<int64_t>(left_ms, 1, 50));
@@ -128,12 +146,17 @@ class RouterRole {
 
   void submit_new() {
     if (open_.size() >= open_max_ || now_ns() < next_ns_) return;
+    if (last_ > 0 && submitted_ >= last_) return;
     next_ns_ = now_ns() + interval_ns_;
     const uint64_t number = ++submitted_;
+<<<<<<< HEAD
+    stopped_ = number == last_;
+=======
     // The stride is coprime to the number of prompts: visits all of them, in an order in which
     // neighbouring requests have different prefixes.
+>>>>>>> main
     OpenRequest& request = open_[number];
-    request.prompt = static_cast<uint32_t>(number * 11 % kPrompts);
+    request.prompt = prompt_of(number);
     member_.control().send(
         {.kind = Kind::kSubmitted, .code = request.prompt, .request = number, .at_ns = now_ns()});
     place(number, request);
@@ -159,6 +182,7 @@ class RouterRole {
     const auto peer = member_.engine().connect(decoder->address);
     if (!peer) return;
     request.placed = true;
+    request.due_ns = now_ns() + answer_ns_;
     request.prefiller = std::move(pick->member);
     request.decoder = *decoder;
     ++placed_[decoder->engine_id];
@@ -203,6 +227,7 @@ class RouterRole {
 
   Member member_;
   const Workload workload_;
+  const int64_t answer_ns_;
   std::vector<std::vector<uint32_t>> prompts_{};
   kv::Router picker_;
   kv::View view_{};
@@ -210,6 +235,7 @@ class RouterRole {
   std::map<uint64_t, OpenRequest> open_{};
   std::map<uint64_t, uint64_t> placed_{};  ///< requests of each decoder so far
   uint64_t submitted_ = 0;
+  uint64_t last_ = 0;  ///< the number after which no request comes; 0: none
   int64_t next_ns_ = 0;
   int64_t interval_ns_ = 0;
   uint64_t open_max_ = 0;

@@ -25,11 +25,13 @@ using Role = Process::Role;
 /// latencies show the service and not the queue.
 constexpr int64_t kRequestNs = 90'000'000;
 constexpr uint64_t kOpenMax = 8;
+constexpr int64_t kShortestStopNs = 2'000'000'000;
 
 /// At least two seconds, however short the run: fractions of it are the timeouts, which must be
 /// longer than a healthy process may be descheduled on a busy machine.
 int64_t stop_time_ns(const Options& options) {
-  return std::max<int64_t>(static_cast<int64_t>(options.seconds / 15 * 3e9), 2'000'000'000);
+  if (options.requests > 0) return kShortestStopNs;
+  return std::max<int64_t>(static_cast<int64_t>(options.seconds / 15 * 3e9), kShortestStopNs);
 }
 
 /// Files of the library. Other programs come and go there too, and tests use fabriclib_ names.
@@ -145,28 +147,9 @@ class Scenario {
     return true;
   }
 
-  /// Ends the stream, then the processes: decoders first, because prefillers serve them.
   bool finish() {
     pace(0, 0);
-    if (!supervisor_.run_until([&] { return supervisor_.router_is_idle(); })) {
-      return missed("the last answer");
-    }
-    bool good = true;
-    for (const Role role : {Role::kDecoder, Role::kPrefiller, Role::kRouter}) {
-      for (const auto& process : supervisor_.processes()) {
-        if (process->role != role || process->ended) continue;
-        send(*process, Kind::kFinish);
-        if (!supervisor_.run_until([&] { return process->ended; })) {
-          return missed("the end of " + process->name);
-        }
-        process->state = "ended";
-      }
-    }
-    for (const auto& process : supervisor_.processes()) {
-      if (process->name != outcome_.killed) good = exited_ok(process->child->reap()) && good;
-    }
-    outcome_.clean_exit = good;
-    return true;
+    return end_processes(supervisor_, outcome_);
   }
 
   void send(const Process& process, Kind kind) { process.child->control().send({.kind = kind}); }
@@ -209,11 +192,12 @@ class Scenario {
   Outcome& outcome_;
 };
 
-/// What one process generates, without any transfer.
-bool compute_expected(Outcome& outcome) {
+/// What one process generates for so many requests, without any transfer.
+bool compute_expected(Outcome& outcome, uint64_t requests) {
   const auto model = transformer::Transformer::make(outcome.workload.model);
   if (!model) return false;
-  for (uint32_t i = 0; i < kPrompts; ++i) {
+  for (uint64_t request = 1; request <= std::min<uint64_t>(requests, kPrompts); ++request) {
+    const uint32_t i = prompt_of(request);
     const auto prompt = make_prompt(outcome.workload, i);
     auto tokens = transformer::generate(*model, prompt, outcome.workload.new_tokens);
     if (!tokens) return false;
@@ -266,14 +250,48 @@ bool print_result(Supervisor& supervisor, const std::vector<Check>& checks) {
 
 }  // namespace
 
-int run_demo(const Options& options) {
+bool end_processes(Supervisor& supervisor, Outcome& outcome) {
+  const auto missed = [&](const std::string& what) {
+    supervisor.note("", "not seen in time: " + what);
+    return false;
+  };
+  if (!supervisor.run_until([&] { return supervisor.router_is_idle(); })) {
+    return missed("the last answer");
+  }
+  for (const Role role : {Role::kDecoder, Role::kPrefiller, Role::kRouter}) {
+    for (const auto& process : supervisor.processes()) {
+      if (process->role != role || process->ended) continue;
+      process->child->control().send({.kind = Kind::kFinish});
+      if (!supervisor.run_until([&] { return process->ended; })) {
+        return missed("the end of " + process->name);
+      }
+      process->state = "ended";
+    }
+  }
+  outcome.clean_exit = true;
+  for (const auto& process : supervisor.processes()) {
+    if (process->name == outcome.killed) continue;
+    outcome.clean_exit = exited_ok(process->child->reap()) && outcome.clean_exit;
+  }
+  return true;
+}
+
+int run_demo(const Options& given) {
   const auto shm_before = files_in_shm();
   Screen screen;
+  Options options = given;
+  if (options.requests > 0) {
+    if (options.chaos_seed == 0) options.chaos_seed = static_cast<uint64_t>(now_ns() / 1000);
+    screen.print_line("chaos: the same once more with demo --requests %llu --chaos %llu\n",
+                      static_cast<unsigned long long>(options.requests),
+                      static_cast<unsigned long long>(options.chaos_seed));
+  }
   Outcome outcome;
   outcome.workload = make_workload(options.attention);
   outcome.network = network_text(options);
   print_introduction(screen, outcome);
-  if (!compute_expected(outcome)) return 1;
+  const bool chaos = options.requests > 0;
+  if (!compute_expected(outcome, chaos ? options.requests : kPrompts)) return 1;
   bool good = false;
   {
     const int64_t stop_ns = stop_time_ns(options);
@@ -282,14 +300,16 @@ int run_demo(const Options& options) {
                            .lost_timeout = fabric::Nanos(stop_ns / 2),
                            .attention = options.attention},
                           screen);
-    supervisor.note(
-        "", "one process has generated the tokens of all " + std::to_string(kPrompts) + " prompts");
-    good = Scenario(options, supervisor, outcome).run_all();
+    supervisor.note("", "one process has generated the tokens of all " +
+                            std::to_string(outcome.expected.size()) + " prompts");
+    good = chaos ? run_chaos(options, supervisor, outcome)
+                 : Scenario(options, supervisor, outcome).run_all();
     std::ranges::set_difference(files_in_shm(), shm_before,
                                 std::back_inserter(outcome.leftover_files));
-    std::vector<Check> checks = final_checks(supervisor, outcome);
+    std::vector<Check> checks =
+        chaos ? chaos_checks(supervisor, outcome) : final_checks(supervisor, outcome);
     if (!good) checks.push_back({false, "scenario: an expected event did not occur"});
-    checks.push_back(write_report(options.report, supervisor, outcome, checks));
+    if (!chaos) checks.push_back(write_report(options.report, supervisor, outcome, checks));
     good = print_result(supervisor, checks);
   }
   return good ? 0 : 1;

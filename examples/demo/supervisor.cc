@@ -62,10 +62,24 @@ Process& Supervisor::start(Process::Role role, const std::string& name) {
   return process;
 }
 
-Process& Supervisor::operator[](const std::string& name) {
+Process* Supervisor::find(const std::string& name) {
   const auto at = std::ranges::find(processes_, name, [](const auto& p) { return p->name; });
-  if (at == processes_.end()) abort_demo("no process " + name);
-  return **at;
+  return at == processes_.end() ? nullptr : at->get();
+}
+
+Process& Supervisor::operator[](const std::string& name) {
+  Process* process = find(name);
+  if (process == nullptr) abort_demo("no process " + name);
+  return *process;
+}
+
+bool Supervisor::kill(const std::string& name) {
+  Process& process = (*this)[name];
+  process.may_end = true;
+  process.child->signal(SIGKILL);
+  if (!run_until([&] { return process.ended; })) return false;
+  std::erase_if(processes_, [&](const auto& each) { return each.get() == &process; });
+  return true;
 }
 
 void Supervisor::run_for(int64_t ns) {
@@ -143,7 +157,8 @@ void Supervisor::take(const Message& message, Process& process) {
       idle_ = true;
       break;
     case Kind::kListed:
-      (*this)[message.text].listed = header.code != 0;
+      // A member that was killed and forgotten leaves the directory later.
+      if (Process* member = find(message.text)) member->listed = header.code != 0;
       note(message.text, header.code != 0 ? "joins the directory" : "leaves the directory");
       break;
     case Kind::kSentAgain:

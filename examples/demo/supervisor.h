@@ -40,6 +40,8 @@ class Supervisor {
   /// Starts a process and waits until it is ready. Members get the router's address.
   Process& start(Process::Role role, const std::string& name);
   Process& operator[](const std::string& name);
+  /// Kills a process (SIGKILL) and forgets it, so that its name is free. False: it did not end.
+  bool kill(const std::string& name);
   const std::vector<std::unique_ptr<Process>>& processes() const { return processes_; }
 
   /// Handles messages and refreshes the screen for that long.
@@ -62,6 +64,7 @@ class Supervisor {
   bool take_all(Process& process);
   void take(const Message& message, Process& process);
   void refresh();
+  Process* find(const std::string& name);
   [[noreturn]] void abort_demo(const std::string& why);
 
   RoleOptions options_;

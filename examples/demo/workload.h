@@ -29,6 +29,11 @@ Workload make_workload(transformer::Attention attention);
 constexpr uint32_t kPrompts = 80;
 constexpr uint32_t kGroup = 8;
 constexpr uint32_t kCommonTokens = 64;
+/// The prompt of a request. A stride that has no divisor in common with the number of prompts: all
+/// of them, in an order that changes the common beginning each time.
+inline uint32_t prompt_of(uint64_t request) {
+  return static_cast<uint32_t>(request * 11 % kPrompts);
+}
 std::vector<uint32_t> make_prompt(const Workload& workload, uint32_t number);
 
 /// Bytes of the cache that a prompt fills, over all layers.

@@ -48,8 +48,9 @@
 namespace fabric::kv {
 
 inline constexpr uint32_t kRequestIdBytesMax = 256;
-inline constexpr uint32_t kInfoBytesMax = 16384;  ///< DecodeRequest::info
-inline constexpr uint32_t kSourcesMax = 256;      ///< prefill ranks that one request draws from
+inline constexpr uint32_t kInfoBytesMax = 16384;              ///< DecodeRequest::info
+inline constexpr uint64_t kStagingRecordBytesMax = 1u << 30;  ///< staging_record_bytes
+inline constexpr uint32_t kSourcesMax = 256;  ///< prefill ranks that one request draws from
 inline constexpr uint16_t kDefaultDecodeChannel = 0x4b44;
 inline constexpr uint16_t kDefaultPrefillChannel = 0x4b50;
 
@@ -65,6 +66,9 @@ enum class RefuseCode : uint8_t {
   kGrants,       ///< the descriptors cannot be imported
   kPages,        ///< page lists that do not fit the layout or the prompt
   kBadMessage,   ///< bytes that cannot be read, or another version
+  /// It was opened after the decoder introduced itself, or that message was lost. The decoder does
+  /// so again: use a higher attempt
+  kUnknownDecoder,
 };
 FABRIC_EXPORT const char* to_string(RefuseCode code) noexcept;
 
@@ -109,10 +113,18 @@ struct DecoderOptions {
   const MemoryRegion* tail_region = nullptr;  ///< for hidden states and logits; optional
   uint64_t tail_slot_bytes = 0;               ///< tail slot s begins at s * tail_slot_bytes
   PlanOptions plan{};
+  /// With plan.staging: where staged writes land before they are scattered into pages. Record r
+  /// begins at r * staging_record_bytes and takes one unit of all layers, so it has at least the
+  /// largest UnitList::staging_record_bytes of the plans: add_prefill() says how much that is. This
+  /// region, and those of the layout, are host memory.
+  const MemoryRegion* staging_region = nullptr;
+  uint64_t staging_record_bytes = 0;
 
   uint16_t channel = kDefaultDecodeChannel;  ///< of this decoder; one for each on an engine
   uint32_t requests_max = 16384;             ///< leases at a time
-  uint32_t inbox_depth = 16384;              ///< reports and messages that wait for poll()
+  /// Reports and messages that wait for poll(). Each source of a request takes one of three
+  /// quarters of it, until the request is over.
+  uint32_t inbox_depth = 32768;
   /// Grants of each region that a prefill session gets. One that is in doubt takes the requests
   /// that share it with it. On EFA a grant is a registration of the whole region, made once.
   uint32_t grants_per_peer = 4;
@@ -192,7 +204,8 @@ struct DecoderStats {
   uint64_t quarantined = 0;
   uint64_t pages_leased = 0;
   uint64_t pages_quarantined = 0;
-  uint64_t grants = 0;  ///< of single regions
+  uint64_t staging_records = 0;  ///< of DecoderOptions::staging_region, that leases hold
+  uint64_t grants = 0;           ///< of single regions
   // Since the decoder was made.
   uint64_t started = 0;
   uint64_t completed = 0;
@@ -215,8 +228,9 @@ struct DecoderStats {
 /// Threads: one at a time.
 class FABRIC_EXPORT Decoder {
  public:
-  /// Fails with kInvalidArgument (layout, regions, tail_region, an option of 0), kBusy (channel)
-  /// and kExhausted.
+  /// Fails with kInvalidArgument (layout, regions, tail_region, staging_region, an option of 0),
+  /// kUnsupported (staging_region with memory that is not the host's), kBusy (channel) and
+  /// kExhausted.
   static Result<Decoder> open(Engine& engine, const DecoderOptions& options);
   Decoder(Decoder&&) noexcept;
   Decoder& operator=(Decoder&&) noexcept;
@@ -225,8 +239,9 @@ class FABRIC_EXPORT Decoder {
   /// Plans the transfer from a prefill side to this rank. The same side gives the same number.
   ///
   /// Cost: plan(). Once for each layout of prefill engines, not per request.
-  /// Fails as plan() does, and with kExhausted (256 sides), kUnsupported (a plan with staged
-  /// writes).
+  /// Fails as plan() does, and with kExhausted (256 sides), kUnsupported (a plan with staged writes
+  /// and no staging_region) and kTooLarge (staging_record_bytes is less than such a plan needs:
+  /// native).
   Result<uint32_t> add_prefill(const Side& side, Refusal* refusal = nullptr);
   /// The prefill ranks that send something to this rank. Fails with kNotFound.
   Result<std::vector<uint32_t>> source_ranks(uint32_t prefill) const;
@@ -236,13 +251,15 @@ class FABRIC_EXPORT Decoder {
   /// Leases the pages and dispatches the request to its sources. With attempt + 1 also while an
   /// earlier attempt still holds its pages.
   ///
-  /// Cost: a counter (with per_layer one for each layer) and a message for each source.
+  /// Cost: a counter (with per_layer one for each layer) and a message for each source. What is
+  /// staged is copied once more, by the poll() or wait_layer() that finds the counts.
   /// Fails with kInvalidArgument (id, attempt not larger than those before, prompt_tokens,
   /// cached_tokens, sources, tail_slot, a page twice: native is its id), kOutOfBounds (a page at or
   /// past the pool: native), kBusy (id and attempt, or a page or tail slot that a page lease holds:
   /// native), kNotFound (prefill, peer), kTooLarge (the dispatch does not fit in a message: native
-  /// is its size), kExhausted (requests_max, counters, reserve_pages), kClosed (draining) and as
-  /// Engine::connect() does. Nothing is leased then.
+  /// is its size), kExhausted (requests_max, inbox_depth, counters, reserve_pages, or
+  /// staging_region: native is the number of records that the request needs), kClosed (draining)
+  /// and as Engine::connect() does. Nothing is leased then.
   Result<void> start(const DecodeRequest& request);
   /// Stops the newest attempt of a request; older ones are stopping already. kCancelled and
   /// kPagesFree follow. Without effect when it is complete, failed or cancelled already.
@@ -285,6 +302,14 @@ struct PrefillerOptions {
   uint32_t rank = 0;                ///< which of them this one is
   std::vector<RegionId> regions{};  ///< region i of the layout of this rank
   PlanOptions plan{};
+  /// With plan.staging: where staged writes are gathered. Slot s begins at s * staging_slot_bytes
+  /// and takes one unit of one layer; it is taken until its write has completed. Dispatches whose
+  /// plan needs larger slots are refused with kLayout. One slot is enough for any request, more let
+  /// writes overlap: a push that finds none waits for one, in the order of all pushes that wait.
+  const MemoryRegion* staging_region = nullptr;
+  uint64_t staging_slot_bytes = 0;
+  /// The bytes of `regions`, in their order, for the gathering: host memory.
+  std::vector<std::span<const std::byte>> staging_sources{};
 
   uint16_t channel = kDefaultPrefillChannel;  ///< of this prefiller; one for each on an engine
   uint32_t requests_max = 4096;  ///< dispatches held at a time; at most Config::batches_max
@@ -311,7 +336,9 @@ struct OfferRequest {
   /// Page ids for each group of this rank's layout, from the first token on. More may come with the
   /// passes.
   std::vector<std::vector<uint32_t>> pages{};
-  uint32_t targets = 1;  ///< decode ranks that draw from this rank: dispatches to wait for
+  /// Decode ranks that draw from this rank (source_ranks()): dispatches to wait for. A decode rank
+  /// that has everything cached sends none; then cancel() the offer.
+  uint32_t targets = 1;
 };
 
 /// One request in a pass of the model over all layers.
@@ -355,13 +382,14 @@ FABRIC_EXPORT const char* to_string(PrefillEvent::Kind kind) noexcept;
 
 struct PrefillerStats {
   // Now.
-  uint64_t requests = 0;    ///< offered
-  uint64_t dispatches = 0;  ///< held, waiting ones included
-  uint64_t waiting = 0;     ///< of those, without an offer
-  uint64_t blocked = 0;     ///< of those, waiting for room in the engine's queue
-  uint64_t decoders = 0;    ///< sessions
-  uint64_t tombstones = 0;  ///< ended attempts that are remembered
-  uint64_t passes = 0;      ///< not done
+  uint64_t requests = 0;       ///< offered
+  uint64_t dispatches = 0;     ///< held, waiting ones included
+  uint64_t waiting = 0;        ///< of those, without an offer
+  uint64_t blocked = 0;        ///< of those, waiting for room in the engine's queue
+  uint64_t decoders = 0;       ///< sessions
+  uint64_t tombstones = 0;     ///< ended attempts that are remembered
+  uint64_t passes = 0;         ///< not done
+  uint64_t staging_slots = 0;  ///< of PrefillerOptions::staging_region, that writes hold
   // Since the prefiller was made.
   uint64_t accepted = 0;
   uint64_t refused = 0;
@@ -394,8 +422,8 @@ struct PrefillerStats {
 ///   watch_word layers are pushed on the engine's callback thread, without poll().
 class FABRIC_EXPORT Prefiller {
  public:
-  /// Fails with kInvalidArgument (side, rank, regions, an option of 0), kBusy (channel),
-  /// kExhausted.
+  /// Fails with kInvalidArgument (side, rank, regions, staging_region, an option of 0),
+  /// kUnsupported (a staging_region that is not host memory), kBusy (channel), kExhausted.
   static Result<Prefiller> open(Engine& engine, const PrefillerOptions& options);
   Prefiller(Prefiller&&) noexcept;
   Prefiller& operator=(Prefiller&&) noexcept;
@@ -418,6 +446,7 @@ class FABRIC_EXPORT Prefiller {
   /// Steps may be merged; a smaller number has no effect.
   ///
   /// Cost: one PagedWrite for each plan slice (usually: tensor) of each entry. Allocates nothing.
+  /// Staged writes are gathered here, and allocate their page indices.
   /// Fails with kInvalidArgument: more steps than passes were announced.
   Result<void> layer_done(uint64_t steps);
   /// What a GPU kernel (or word_store()) sets to `steps`; nullptr without watch_word.

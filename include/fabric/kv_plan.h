@@ -73,9 +73,10 @@
 /// StagedWrite of the layer: gather() the unit into a slot of `bytes` contiguous bytes of
 /// registered memory here; then one PagedWrite for all units with page_bytes = StagedWrite::bytes,
 /// one count for each unit: source index = the slot, target index = the record's number among the
-/// records of the decoder, target stride UnitList::staging_record_bytes, target offset = where the
-/// records begin + StagedWrite::record_offset_bytes. When the counts are there, the decoder calls
-/// scatter() for each unit and staged write; the record is free after the last one of it.
+/// records of the decoder, target stride = the decoder's DecoderOptions::staging_record_bytes, at
+/// least UnitList::staging_record_bytes, target offset StagedWrite::record_offset_bytes. When the
+/// counts are there, the decoder calls scatter() for each unit and staged write. The record stays
+/// with the lease: while a count is not final, bytes may land in it once more.
 namespace fabric::kv {
 
 inline constexpr uint32_t kPromptTokensMax = 1u << 30;
@@ -285,6 +286,7 @@ struct UnitIndices {
 struct RequestPages {
   std::span<const uint32_t> source{};
   std::span<const uint32_t> target{};
+  uint32_t target_first = 0;  ///< target[0] is entry target_first; those before it are not there
 };
 
 /// The indices of the units of `range` that this source sends.

@@ -151,8 +151,8 @@ class Regions {
  public:
   explicit Regions(EngineCore& core);
 
-  /// As for ListTable. Before the first grant.
-  void set_first_grant_generation(uint32_t generation) noexcept {
+  /// As for ListTable. Before the engine is shared, so without the lock.
+  void set_first_grant_generation(uint32_t generation) noexcept FABRIC_NO_THREAD_SAFETY_ANALYSIS {
     grants_.set_generation(generation);
   }
 

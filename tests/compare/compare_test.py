@@ -260,7 +260,7 @@ class Programs(unittest.TestCase):
 
     def program(self, name, text):
         path = self.build / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         path.chmod(0o755)
 
@@ -285,6 +285,37 @@ class Programs(unittest.TestCase):
         words = (self.build / "words").read_text(encoding="utf-8")
         for part in ("bench write", "--sizes 65536", "--memory registered", "--progress inline",
                      f"--footprint {1 << 28}", "--repetitions 3", "--pin 0,1"):
+            self.assertIn(part, words)
+
+    def test_a_cache_and_its_bare_writes_are_the_same_pages(self):
+        self.fabric({"gb_per_second": {"median": 8.0}, "word_to_post_ns": {"p50": 900.0}})
+
+        def words(contender, workload):
+            contenders.ALL[contender].measure(workload, self.settings)
+            return (self.build / "words").read_text(encoding="utf-8")
+
+        workload = Workload("kv", 32768, footprint=128 << 20, pages=1024, tensors=2)
+        self.assertEqual(workload.layers, 2)
+        ours = words("ours_kv", workload)
+        for part in ("bench kv", "--sizes 32768", "--pages 1024", "--layers 2", "--tensors 2"):
+            self.assertIn(part, ours)
+        bare = words("bare_pages", workload)
+        for part in ("bench paged", "--sizes 32768", "--pages 1024", f"--footprint {128 << 20}"):
+            self.assertIn(part, bare)
+        for part in ("--repetitions 3", "--duration 0.1", "--pin 0,1", "--progress inline"):
+            self.assertIn(part, ours)
+            self.assertIn(part, bare)
+        word = Workload("word", 8, pages=32)
+        self.assertEqual(contenders.ALL["ours_kv"].measure(word, self.settings), 900.0)
+
+    def test_a_wheel_moves_the_layers_of_a_cache_in_turn(self):
+        self.program("build/peers-venv/bin/python", f"echo \"$@\" > {self.build}/words\n"
+                     """echo '{"gb_per_second":2.5}'""")
+        settings = RunSettings(self.build, self.build, 0.1)
+        workload = Workload("kv", 32768, footprint=128 << 20, pages=1024, tensors=2)
+        self.assertEqual(contenders.ALL["nixl"].measure(workload, settings), 2.5)
+        words = (self.build / "words").read_text(encoding="utf-8")
+        for part in ("nixl_peer.py paged", "--bytes 32768", "--pages 2048", "--slots 2"):
             self.assertIn(part, words)
 
     def test_wrong_bytes_are_no_value(self):

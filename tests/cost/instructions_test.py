@@ -183,6 +183,37 @@ class Instructions(unittest.TestCase):
         self.assertAlmostEqual(one["instructions"], 340.0)
         self.assertFalse(one["holds"])
 
+    def test_a_workload_counts_with_the_core(self):
+        profile = self.module.Profile(DUMP.replace("../../src/core/submit.cc",
+                                                   "../../src/workloads/kv/submit.cc"))
+        one = self.module.report("write", 10, profile, {"write": {"budget": 270}})
+        self.assertEqual(one["stages"], {"workloads/kv/submit": 270.0, "shm/datapath": 70.0})
+        self.assertAlmostEqual(one["core"], 270.0)
+
+    def compared(self, counted, limit):
+        """The report of an operation that is compared with one of 270 instructions."""
+        budgets = {"write": {"budget": 1000},
+                   "push": {"budget": 1000, "at_most": {"of": "write", "ratio": limit}}}
+        reports = [self.module.report("write", 10, self.profile, budgets),
+                   {"op": "push", "instructions": counted, "holds": counted <= 1000}]
+        self.module.compare(reports, budgets)
+        self.assertTrue(reports[0]["holds"])
+        return reports[1]
+
+    def test_sees_a_ratio_that_is_exceeded(self):
+        self.assertTrue(self.compared(297.0, 1.1)["holds"])
+        self.assertFalse(self.compared(298.0, 1.1)["holds"])
+        self.assertFalse(self.compared(1001.0, 10)["holds"])
+        self.assertEqual(self.compared(297.0, 1.1)["ratio"],
+                         {"of": "write", "is": 1.1, "at_most": 1.1})
+
+    def test_what_an_operation_is_compared_with_is_measured_too(self):
+        budgets = {"push": {"at_most": {"of": "write", "ratio": 1.1}}, "write": {}, "other": {}}
+        self.assertEqual(self.module.with_references(["push"], budgets), ["push", "write"])
+        self.assertEqual(self.module.with_references(["write", "push"], budgets),
+                         ["write", "push"])
+        self.assertEqual(self.module.with_references([], budgets), [])
+
     def test_an_operation_without_a_budget_is_refused(self):
         with self.assertRaises(KeyError):
             self.module.report("write", 10, self.profile, {})

@@ -39,7 +39,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!head) return 0;
   switch (head->kind) {
     case wire::MessageKind::kHello:
-      if (const auto hello = wire::decode_hello(bytes)) (void)decode_layout(hello->layout);
+      if (const auto hello = wire::decode_hello(bytes)) {
+        FABRIC_CHECK(hello->next_serial > 0, "no serial number precedes it");
+        (void)decode_layout(hello->layout);
+      }
       break;
     case wire::MessageKind::kGrants:
       expect_grants(bytes);
@@ -56,6 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case wire::MessageKind::kRefuse:
       if (const auto refuse = wire::decode_refuse(bytes)) {
         FABRIC_CHECK(refuse->text.size() <= wire::kRefuseTextMax);
+        FABRIC_CHECK(to_string(refuse->code) != std::string_view("?"), "a code without a name");
       }
       break;
     case wire::MessageKind::kConfirm:

@@ -218,6 +218,47 @@ TEST_F(KvApi, GarbageOnTheChannelsIsCountedAndChangesNothing) {
   EXPECT_EQ(cluster.prefill(0).prefiller->stats().bad_messages, 4u);
 }
 
+/// Armed expectations hold slots of the inbox. With all of them nothing could be answered.
+TEST_F(KvApi, AQuarterOfTheInboxIsLeftForAnswers) {
+  KvCluster small({.model = sim::NicModel::efa_200g(), .retry = false, .inbox_depth = 8});
+  uint32_t started = 0;
+  for (uint32_t i = 0; i < 8; ++i) {
+    const auto one = small.start("r" + std::to_string(i), 20);
+    if (one) {
+      ++started;
+      continue;
+    }
+    EXPECT_EQ(one.error().code, Errc::kExhausted);
+    EXPECT_EQ(std::string(one.error().what).rfind("inbox_depth", 0), 0u) << one.error().what;
+    EXPECT_EQ(one.error().native, 6);
+  }
+  EXPECT_EQ(started, 6u);
+  ASSERT_TRUE(small.run_until([&] { return small.all_over(); }, 500ms));
+  EXPECT_EQ(small.decoder->stats().completed, started);
+  ASSERT_TRUE(small.start("again", 20)) << "there is room again";
+  ASSERT_TRUE(small.run_until([&] { return small.all_over(); }, 500ms));
+  small.expect_all_back();
+}
+
+TEST_F(KvApi, TheLoadOfAPrefillerComesWithItsAnswers) {
+  cluster.prefill(0).computes = false;
+  cluster.prefill(0).prefiller->set_load(7000);
+  EXPECT_FALSE(cluster.decoder->load(PeerId(900, 1)));
+  ASSERT_TRUE(cluster.start("r", kPrompt));
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.attempt("r").count(Kind::kAccepted); }));
+  const PeerId peer = cluster.engine->peers().at(0);
+  ASSERT_TRUE(cluster.decoder->load(peer));
+  EXPECT_EQ(cluster.decoder->load(peer)->queued, 7000u);
+  EXPECT_EQ(cluster.decoder->load(peer)->requests, 1u);
+  EXPECT_EQ(cluster.decoder->load(peer)->requests_max, PrefillerOptions{}.requests_max);
+  cluster.prefill(0).prefiller->set_load(9000);
+  cluster.prefill(0).prefiller->drain();
+  ASSERT_TRUE(cluster.start("late", 20));
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.over("late"); }));
+  EXPECT_EQ(cluster.attempt("late").find(Kind::kFailed)->refused, RefuseCode::kDraining);
+  EXPECT_EQ(cluster.decoder->load(peer)->queued, 9000u) << "a refusal has it too";
+}
+
 TEST_F(KvApi, DrainingEndsWhenTheLastPageIsBack) {
   ASSERT_TRUE(cluster.start("r", kPrompt));
   cluster.then = [&](const DecodeEvent&) { EXPECT_FALSE(cluster.drained) << "too early"; };

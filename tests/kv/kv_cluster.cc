@@ -14,7 +14,6 @@ using fabric::test::short_timeouts_config;
 
 namespace {
 
-constexpr uint64_t kTailBytes = 256;
 constexpr std::byte kAppended{0x77};  ///< what the decoder writes itself
 
 /// Every head of a page has bytes of its own, whatever rank computes them.
@@ -24,7 +23,8 @@ uint64_t content_seed(const std::string& id, size_t tensor, uint32_t layer, uint
                       std::to_string(position) + "/" + std::to_string(head));
 }
 
-/// An engine that is opened again on a node has the id of the one before.
+}  // namespace
+
 Config engine_config(const ClusterOptions& options, uint32_t node) {
   Config config = short_timeouts_config();
   config.engine_id = 100 + node;
@@ -32,19 +32,18 @@ Config engine_config(const ClusterOptions& options, uint32_t node) {
   return config;
 }
 
-}  // namespace
-
-Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t layers) {
+Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t layers,
+                    uint32_t page_tokens, uint32_t head_size) {
   Layout layout{.model_hash = 7, .tp_rank = tp_rank, .tp_size = tp_size};
-  CacheGroup group{.name = "full", .page_tokens = kPageTokens, .pages = pages};
+  CacheGroup group{.name = "full", .page_tokens = page_tokens, .pages = pages};
   for (uint32_t i = 0; i < layers; ++i) group.layers.push_back(i);
   uint64_t bytes = 0;
   for (const char* name : {"k", "v"}) {
     Tensor tensor{.name = name, .dtype = "bf16", .element_bytes = 2};
     tensor.heads_total = kHeads;
-    tensor.head_size = 4;
+    tensor.head_size = head_size;
     tensor.offset_bytes = bytes;
-    bytes += *place_tensor(tensor, {.page_tokens = kPageTokens,
+    bytes += *place_tensor(tensor, {.page_tokens = page_tokens,
                                     .tp_rank = tp_rank,
                                     .tp_size = tp_size,
                                     .pages = pages,
@@ -56,10 +55,11 @@ Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t
   return layout;
 }
 
-Side cache_side(uint32_t tp_size, uint32_t pages, uint32_t layers) {
+Side cache_side(uint32_t tp_size, uint32_t pages, uint32_t layers, uint32_t page_tokens,
+                uint32_t head_size) {
   Side side;
   for (uint32_t r = 0; r < tp_size; ++r) {
-    side.ranks.push_back(cache_layout(r, tp_size, pages, layers));
+    side.ranks.push_back(cache_layout(r, tp_size, pages, layers, page_tokens, head_size));
   }
   return side;
 }
@@ -78,18 +78,32 @@ PrefillRank::PrefillRank(sim::World& world, uint32_t node, uint32_t rank,
                          const ClusterOptions& options)
     : pool(options.pages),
       options_(options),
-      layout_(cache_layout(rank, options.sources, options.pages, options.layers)),
+      layout_(cache_layout(rank, options.sources, options.pages, options.layers,
+                           options.page_tokens, options.head_size)),
       rank_(rank) {
   engine.emplace(*world.open(node, engine_config(options, node)));
   memory.emplace(*engine->allocate({.size_bytes = layout_.region_bytes[0]}));
   tail.emplace(*engine->allocate({.size_bytes = kTailBytes}));
-  PrefillerOptions opened{.side = cache_side(options.sources, options.pages, options.layers),
-                          .rank = rank,
+  open_prefiller();
+}
+
+void PrefillRank::open_prefiller() {
+  PrefillerOptions opened{.side = cache_side(options_.sources, options_.pages, options_.layers,
+                                             options_.page_tokens, options_.head_size),
+                          .rank = rank_,
                           .regions = {memory->id()}};
-  opened.watch_word = options.watch_word;
+  opened.watch_word = options_.watch_word;
   opened.polled_word = false;
-  opened.offer_wait = options.offer_wait;
+  opened.offer_wait = options_.offer_wait;
+  opened.requests_max = options_.requests_max;
   prefiller.emplace(*Prefiller::open(*engine, opened));
+}
+
+void PrefillRank::close_prefiller() {
+  prefiller.reset();
+  jobs_.clear();
+  pass_.clear();
+  pool = PagePool(options_.pages);
 }
 
 PrefillRank::~PrefillRank() { close(); }
@@ -120,7 +134,7 @@ void PrefillRank::poll() {
 
 void PrefillRank::offer(const std::string& id, uint32_t attempt, uint32_t prompt_tokens) {
   if (jobs_.contains({id, attempt})) return;
-  const uint32_t count = (prompt_tokens + kPageTokens - 1) / kPageTokens;
+  const uint32_t count = (prompt_tokens + options_.page_tokens - 1) / options_.page_tokens;
   auto pages = pool.allocate(count);
   ASSERT_TRUE(pages) << "the prefill pool leaks";
   const auto offered = prefiller->offer(
@@ -148,14 +162,8 @@ void PrefillRank::handle(const PrefillEvent& event) {
       if (job == jobs_.end()) return;
       // Whatever still read these pages would send the wrong bytes from now on.
       for (const uint32_t page : job->second.pages) {
-        for (size_t t = 0; t < 2; ++t) {
-          for (uint32_t l = 0; l < options_.layers; ++l) {
-            for (uint32_t h = 0; h < kHeads / options_.sources; ++h) {
-              std::ranges::fill(head_bytes(layout_, memory->bytes(), t, l, page, h),
-                                fabric::test::kReusedByte);
-            }
-          }
-        }
+        if (!options_.bytes) break;
+        fill_whole_page(layout_, memory->bytes(), page, fabric::test::kReusedByte);
       }
       EXPECT_TRUE(pool.release(job->second.pages));
       jobs_.erase(job);
@@ -205,8 +213,9 @@ void PrefillRank::begin_pass() {
 void PrefillRank::compute_layer() {
   for (const auto& [id, tokens] : pass_) {
     const auto job = jobs_.find(id);
-    if (job == jobs_.end()) continue;
-    for (uint32_t p = tokens.from / kPageTokens; p * kPageTokens < tokens.to; ++p) {
+    if (job == jobs_.end() || !options_.bytes) continue;
+    const uint32_t size = options_.page_tokens;
+    for (uint32_t p = tokens.from / size; p * size < tokens.to; ++p) {
       for (size_t t = 0; t < 2; ++t) {
         for (uint32_t h = 0; h < kHeads / options_.sources; ++h) {
           const uint32_t global = rank_ * (kHeads / options_.sources) + h;
@@ -278,6 +287,11 @@ void KvCluster::open_decoder() {
   engine.emplace(*world.open(0, engine_config(options, 0)));
   memory.emplace(*engine->allocate({.size_bytes = layout.region_bytes[0]}));
   tail.emplace(*engine->allocate({.size_bytes = options.pages * kTailBytes}));
+  make_decoder();
+  for (uint32_t page = 0; page < options.pages; ++page) fill_page(page, kCanary);
+}
+
+void KvCluster::make_decoder() {
   DecoderOptions opened{.layout = layout, .regions = {&*memory}};
   opened.tail_region = &*tail;
   opened.tail_slot_bytes = kTailBytes;
@@ -286,9 +300,17 @@ void KvCluster::open_decoder() {
   opened.fence_timeout = options.fence_timeout;
   opened.grants_per_peer = options.grants_per_peer;
   opened.reserve_pages = options.reserve_pages;
+  opened.inbox_depth = options.inbox_depth;
   decoder.emplace(*Decoder::open(*engine, opened));
   side = *decoder->add_prefill(cache_side(options.sources, options.pages, options.layers));
-  for (uint32_t page = 0; page < options.pages; ++page) fill_page(page, kCanary);
+}
+
+void KvCluster::reopen_decoder() {
+  decoder.reset();
+  attempts_.clear();
+  appended_.clear();
+  pool = PagePool(options.pages);
+  make_decoder();
 }
 
 void KvCluster::restart_decoder() {
@@ -448,17 +470,34 @@ void KvCluster::handle(const DecodeEvent& event) {
   if (then) then(event);
 }
 
-bool KvCluster::holds_cache(const AttemptRecord& record, const std::string& id) const {
-  for (uint32_t p = 0; p < record.pages.size(); ++p) {
+bool holds_request(const Layout& layout, std::span<std::byte> memory, const std::string& id,
+                   std::span<const uint32_t> pages) {
+  for (uint32_t p = 0; p < pages.size(); ++p) {
     for (size_t t = 0; t < 2; ++t) {
-      for (uint32_t l = 0; l < options.layers; ++l) {
+      for (uint32_t l = 0; l < layout.groups[0].layers.size(); ++l) {
         for (uint32_t h = 0; h < kHeads; ++h) {
-          const auto bytes = head_bytes(layout, memory->bytes(), t, l, record.pages[p], h);
+          const auto bytes = head_bytes(layout, memory, t, l, pages[p], h);
           if (!fabric::test::holds(bytes, content_seed(id, t, l, p, h))) return false;
         }
       }
     }
   }
+  return true;
+}
+
+void fill_whole_page(const Layout& layout, std::span<std::byte> memory, uint32_t page,
+                     std::byte value) {
+  for (size_t t = 0; t < 2; ++t) {
+    for (uint32_t l = 0; l < layout.groups[0].layers.size(); ++l) {
+      for (uint32_t h = 0; h < kHeads / layout.tp_size; ++h) {
+        std::ranges::fill(head_bytes(layout, memory, t, l, page, h), value);
+      }
+    }
+  }
+}
+
+bool KvCluster::holds_cache(const AttemptRecord& record, const std::string& id) const {
+  if (!holds_request(layout, memory->bytes(), id, record.pages)) return false;
   if (!options.tail) return true;
   return fabric::test::holds(tail->bytes().subspan(record.pages[0] * kTailBytes, kTailBytes), 5);
 }
@@ -471,13 +510,7 @@ void KvCluster::write_own(AttemptRecord& record, const std::string& id) {
 }
 
 void KvCluster::fill_page(uint32_t page, std::byte value) {
-  for (size_t t = 0; t < 2; ++t) {
-    for (uint32_t l = 0; l < options.layers; ++l) {
-      for (uint32_t h = 0; h < kHeads; ++h) {
-        std::ranges::fill(head_bytes(layout, memory->bytes(), t, l, page, h), value);
-      }
-    }
-  }
+  fill_whole_page(layout, memory->bytes(), page, value);
 }
 
 bool KvCluster::page_is(uint32_t page, std::byte value) const {

@@ -46,12 +46,27 @@ struct ClusterOptions {
   Nanos fence_timeout = 1s;
   uint32_t grants_per_peer = 4;
   uint32_t reserve_pages = 0;
-  uint32_t ops_max = 4096;  ///< of the prefill engines
+  uint32_t ops_max = 4096;       ///< of the prefill engines
+  uint32_t requests_max = 4096;  ///< of a prefill rank: it refuses more
+  uint32_t page_tokens = kPageTokens;
+  uint32_t head_size = 4;
+  bool bytes = true;  ///< false: prefill ranks do not fill their pages
+  uint32_t inbox_depth = DecoderOptions{}.inbox_depth;
   sim::WorldOptions network{};
 };
 
-Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t layers);
-Side cache_side(uint32_t tp_size, uint32_t pages, uint32_t layers);
+Layout cache_layout(uint32_t tp_rank, uint32_t tp_size, uint32_t pages, uint32_t layers,
+                    uint32_t page_tokens = kPageTokens, uint32_t head_size = 4);
+Side cache_side(uint32_t tp_size, uint32_t pages, uint32_t layers,
+                uint32_t page_tokens = kPageTokens, uint32_t head_size = 4);
+/// Whether these pages hold what a prefill side computes for the request.
+bool holds_request(const Layout& layout, std::span<std::byte> memory, const std::string& id,
+                   std::span<const uint32_t> pages);
+void fill_whole_page(const Layout& layout, std::span<std::byte> memory, uint32_t page,
+                     std::byte value);
+/// An engine that is opened again on a node has the id of the one before.
+Config engine_config(const ClusterOptions& options, uint32_t node);
+inline constexpr uint64_t kTailBytes = 256;
 
 /// One head of one page of one layer and tensor, in the memory of a rank.
 std::span<std::byte> head_bytes(const Layout& layout, std::span<std::byte> memory, size_t tensor,
@@ -63,6 +78,9 @@ class PrefillRank {
   PrefillRank(sim::World& world, uint32_t node, uint32_t rank, const ClusterOptions& options);
   ~PrefillRank();
   void close();
+  /// Opens the prefiller again, on the same engine; or closes it, until then.
+  void open_prefiller();
+  void close_prefiller();
   void poll();
   void offer(const std::string& id, uint32_t attempt, uint32_t prompt_tokens);
   bool idle() const { return jobs_.empty() && pool.free() == pool.size(); }
@@ -139,6 +157,8 @@ class KvCluster {
   void happens(const sim::Fault& fault);
   /// The decoder's process dies and is started again, with the same engine id and an empty cache.
   void restart_decoder();
+  /// Opens the decoder again on its engine, which goes on. No write may be on its way.
+  void reopen_decoder();
   /// The same for a prefill rank, which has crashed.
   void restart_prefill(uint32_t group, uint32_t rank = 0);
 
@@ -162,6 +182,7 @@ class KvCluster {
 
  private:
   void open_decoder();
+  void make_decoder();
   void close_crashed();
   void step();
   void handle(const DecodeEvent& event);

@@ -1,5 +1,6 @@
 #include "workloads/common/lease.h"
 
+#include <cctype>
 #include <functional>
 #include <map>
 #include <string>
@@ -167,6 +168,43 @@ const std::vector<TableRow>& rows() {
 constexpr S kStates[] = {S::kIdle,     S::kAsked,   S::kFlowing,     S::kFull, S::kStopping,
                          S::kDraining, S::kFencing, S::kQuarantined, S::kQuiet};
 
+struct Cell {
+  S from;
+  std::string event;
+  S next;
+  std::string effects;
+};
+
+std::vector<Cell> cells() {
+  std::vector<Cell> out;
+  for (const TableRow& row : rows()) {
+    for (const S from : row.from) out.push_back({from, row.event, row.next, row.effects});
+  }
+  return out;
+}
+
+/// "AskedNotDelivered".
+std::string cell_name(const testing::TestParamInfo<Cell>& info) {
+  std::string out = to_string(info.param.from);
+  bool begins = true;
+  for (const char c : info.param.event) {
+    const bool part = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    if (part) out += begins ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    begins = !part;
+  }
+  return out;
+}
+
+class KvLeaseTable : public testing::TestWithParam<Cell> {};
+
+TEST_P(KvLeaseTable, Row) {
+  Lease lease = in(GetParam().from);
+  const LeaseEffects effects = events().at(GetParam().event)(lease);
+  EXPECT_EQ(lease.state(), GetParam().next);
+  EXPECT_EQ(text(effects), GetParam().effects);
+}
+INSTANTIATE_TEST_SUITE_P(All, KvLeaseTable, testing::ValuesIn(cells()), cell_name);
+
 TEST(KvLease, EveryStateAndEventFollowsTheTable) {
   for (const S state : kStates) {
     for (const auto& [name, event] : events()) {
@@ -183,6 +221,41 @@ TEST(KvLease, EveryStateAndEventFollowsTheTable) {
     }
   }
 }
+
+/// Each row by itself, so that a report names it.
+struct RowParam {
+  S from;
+  TableRow row;
+};
+
+void PrintTo(const RowParam& one, std::ostream* out) {
+  *out << to_string(one.from) << ", " << one.row.event;
+}
+
+std::vector<RowParam> row_params() {
+  std::vector<RowParam> params;
+  for (const TableRow& row : rows()) {
+    for (const S from : row.from) params.push_back({from, row});
+  }
+  return params;
+}
+
+class KvLeaseRow : public testing::TestWithParam<RowParam> {};
+
+TEST_P(KvLeaseRow, LeadsToItsStateWithItsEffects) {
+  Lease lease = in(GetParam().from);
+  const LeaseEffects effects = events().at(GetParam().row.event)(lease);
+  EXPECT_EQ(lease.state(), GetParam().row.next);
+  EXPECT_EQ(text(effects), GetParam().row.effects);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, KvLeaseRow, testing::ValuesIn(row_params()), [](const auto& one) {
+  std::string name = to_string(one.param.from);
+  for (const char c : "_" + one.param.row.event) {
+    if (c != ',') name += c == ' ' ? '_' : c;
+  }
+  return name;
+});
 
 TEST(KvLease, GivesTheMemoryBackOnceWhateverComesAfterwards) {
   for (const auto& [first, one] : events()) {

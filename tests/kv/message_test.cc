@@ -33,12 +33,17 @@ Dispatch sample_dispatch() {
   dispatch.tail_bytes_max = 256;
   dispatch.cached_tokens = {16, 0};
   dispatch.counter_keys = {5, 6};
+  dispatch.staging_record_bytes = 640;
+  dispatch.staging_records.ids = {3, 8};
   dispatch.pages = {{.first = 1, .ids = {4, 5, 6, 7, 8}}, {.ids = {9, 2}}};
   dispatch.info = {std::byte{1}, std::byte{2}};
   return dispatch;
 }
 
 TEST(KvMessage, GoldenBytes) {
+  const std::byte layout[2] = {std::byte{0xaa}, std::byte{0xbb}};
+  EXPECT_EQ(hex(encode_hello(0x4b44, {.next_serial = (uint64_t{3} << 40) + 1, .layout = layout})),
+            "4b0101444b0100000000030000aabb");
   EXPECT_EQ(hex(encode_cancel(0x4b44, 7)), "4b0104444b0700000000000000");
   EXPECT_EQ(hex(encode_quiet(1, 7, 0)), "4b0109010007000000000000000000000000000000");
   EXPECT_EQ(hex(encode_accept(1, {.serial = 2, .load = {3, 4, 5}})),
@@ -46,8 +51,8 @@ TEST(KvMessage, GoldenBytes) {
   EXPECT_EQ(hex(encode_dispatch(1, sample_dispatch())),
             "4b01030100090000000000000002007231020000000788776655443322116400000001000000030000"
             "0000020000000000000001000000000000020000001000000000000000020000000500000006000000"
-            "0200000001000000010100000004000000050000000000000000020000000900000002000000020000"
-            "000102");
+            "8002000000000000000000000002000000030000000800000002000000010000000101000000040000"
+            "00050000000000000000020000000900000002000000020000000102");
 }
 
 TEST(KvMessage, ADispatchComesBackAsItWas) {
@@ -61,6 +66,10 @@ TEST(KvMessage, ADispatchComesBackAsItWas) {
   EXPECT_EQ(encode_dispatch(1, *back), bytes);
   EXPECT_EQ(back->pages[0].ids, sample_dispatch().pages[0].ids);
   EXPECT_EQ(back->pages[1].ids, sample_dispatch().pages[1].ids);
+  EXPECT_EQ(back->staging_records.ids, sample_dispatch().staging_records.ids);
+  Dispatch far = sample_dispatch();  // record numbers times this would not fit in 64 bits
+  far.staging_record_bytes = UINT64_MAX / 2;
+  EXPECT_EQ(decode_dispatch(encode_dispatch(1, far), 100).error().code, Errc::kBadFormat);
 }
 
 TEST(KvMessage, PagesTakeTheShorterForm) {
@@ -90,6 +99,14 @@ TEST(KvMessage, ShortMessagesOfLongRunsAreRefused) {
                             std::byte{0xff}, std::byte{0xff}, std::byte{0xff}, std::byte{0xff}};
   bytes.insert(bytes.begin() + static_cast<ptrdiff_t>(at) + 5, std::begin(run), std::end(run));
   EXPECT_EQ(decode_dispatch(bytes, 1 << 20).error().code, Errc::kBadFormat);
+}
+
+TEST(KvMessage, AHelloWithoutASerialNumberIsRefused) {
+  EXPECT_EQ(decode_hello(encode_hello(1, {.next_serial = 0})).error().code, Errc::kBadFormat);
+  const auto bytes = encode_hello(1, {.next_serial = 9});
+  ASSERT_TRUE(decode_hello(bytes));
+  EXPECT_EQ(decode_hello(bytes)->next_serial, 9u);
+  EXPECT_FALSE(decode_hello(std::span(bytes).first(bytes.size() - 1)));
 }
 
 TEST(KvMessage, OtherVersionsAndForeignBytesAreRefused) {

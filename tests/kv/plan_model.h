@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -79,5 +80,17 @@ ModelRequest draw_request(const TransferPlan& plan, const Side& prefill, const S
 /// written are as many as the bytes expected.
 std::string compare_with_model(const TransferPlan& plan, const Side& prefill, const Side& decode,
                                const ModelRequest& request, Rng& rng);
+
+/// The words of one rank's regions.
+using RankWords = std::vector<std::vector<uint32_t>>;
+struct ModelMemory {
+  std::vector<RankWords> sources{};  ///< by prefill rank: every word of the request's pages
+  std::vector<RankWords> targets{};  ///< by decode rank: canaries
+};
+
+/// The same for bytes that `move` has taken from the sources to the targets.
+std::string compare_with_model(const TransferPlan& plan, const Side& prefill, const Side& decode,
+                               const ModelRequest& request,
+                               const std::function<void(ModelMemory&)>& move);
 
 }  // namespace fabric::kv::test

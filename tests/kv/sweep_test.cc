@@ -1,7 +1,3 @@
-#include <charconv>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <set>
 #include <string>
@@ -12,13 +8,14 @@
 
 #include "base/rng.h"
 #include "kv/kv_cluster.h"
+#include "kv/test_rounds.h"
 #include "support/log_guard.h"
 
 // One request, and a cancel or a fault at every network event of its life, with 1, 2 and 4 sources,
 // on NICs with and without order. In every step of every run each page is in one state, free pages
 // keep their canary and what the decoder wrote itself stays; at the end all pages are back.
 //
-// FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 200
+// FABRICLIB_TEST_ROUNDS=N takes N times as many events, all of them when there are not as many; 600
 // are more than there are.
 
 namespace fabric::kv::test::sweep_test {
@@ -110,15 +107,6 @@ std::vector<SweepParam> sweep_params() {
     }
   }
   return params;
-}
-
-uint64_t rounds() {
-  const char* text = std::getenv("FABRICLIB_TEST_ROUNDS");
-  uint64_t times = 1;
-  if (text == nullptr) return times;
-  const auto parsed = std::from_chars(text, text + std::strlen(text), times);
-  EXPECT_TRUE(parsed.ec == std::errc{} && times > 0) << "FABRICLIB_TEST_ROUNDS is '" << text << "'";
-  return times;
 }
 
 /// What the runs of a case came to, for the report.
@@ -224,7 +212,7 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
   const uint64_t end = events_without_faults();
   SweepTotals totals;
   Rng rng(fabric::test::test_seed());
-  const uint64_t wanted = kDrawn * rounds();
+  const uint64_t wanted = kDrawn * test_rounds();
   std::set<uint64_t> events;
   if (wanted >= end) {
     for (uint64_t event = 0; event < end + 3; ++event) events.insert(event);
@@ -238,11 +226,12 @@ TEST_P(KvSweep, NoPageIsLostOrWrittenByTheWrongRequest) {
     if (HasFailure()) return;
   }
   fmt::print(
-      "{}: {} runs, {} complete, {} cancelled, {} sent again, {} revokes and {} fences, {} proved, "
+      "{}: {} runs, of {} events; {} complete, {} cancelled, {} sent again, {} revokes and {} "
+      "fences, {} proved, "
       "{} of them late, waited for counts {}, for quiet {}\n",
-      testing::UnitTest::GetInstance()->current_test_info()->name(), totals.runs, totals.complete,
-      totals.cancelled, totals.again, totals.revokes, totals.fences, totals.proved, totals.late,
-      totals.waited_for_counts, totals.waited_for_quiet);
+      testing::UnitTest::GetInstance()->current_test_info()->name(), totals.runs, end,
+      totals.complete, totals.cancelled, totals.again, totals.revokes, totals.fences, totals.proved,
+      totals.late, totals.waited_for_counts, totals.waited_for_quiet);
 }
 
 INSTANTIATE_TEST_SUITE_P(Events, KvSweep, testing::ValuesIn(sweep_params()), [](const auto& one) {

@@ -1,13 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "generate.h"
-#include "kv_tokens/planned_copy.h"
+#include "kv/disaggregated_run.h"
 #include "page_pool.h"
 #include "prefix_index.h"
 
@@ -18,6 +19,7 @@ namespace fabric::test::transfer_tokens_test {
 namespace {
 
 using kv::PageOrder;
+using kv::test::DisaggregatedRun;
 using transformer::Attention;
 using transformer::CacheOptions;
 using transformer::ForwardPass;
@@ -70,39 +72,45 @@ std::vector<uint32_t> take_scattered(PagePool& pool, uint32_t count, uint64_t se
   return *pages;
 }
 
+std::vector<DisaggregatedRun::RankMemory> memory_of(const ShardedCache& cache) {
+  std::vector<DisaggregatedRun::RankMemory> out;
+  for (const transformer::PagedCache& rank : cache.ranks()) out.push_back({rank.memory()});
+  return out;
+}
+
 struct RunOptions {
   CacheOptions prefill{};
   CacheOptions decode{};
   uint32_t chunk_tokens = UINT32_MAX;
   uint32_t decoder_has = 0;    ///< tokens of the prompt, whole pages
   uint32_t prefiller_has = 0;  ///< tokens of the prompt, whole pages
-  uint64_t prompt_seed = 1;
 };
 
 /// A prefill side and a decode side with a plan between them.
 class TwoSides {
  public:
-  TwoSides(const Transformer& model, const RunOptions& options)
+  /// Called for each layer of the source before it is sent.
+  using Damage = std::function<void(ShardedCache&, uint32_t layer)>;
+
+  TwoSides(const Transformer& model, const RunOptions& options, Damage damage = {})
       : model_(model),
         options_(options),
-        prompt_(transformer::random_tokens(model.options(), options.prompt_seed, kPromptTokens)),
+        prompt_(transformer::random_tokens(model.options(), 1, kPromptTokens)),
         source_(*ShardedCache::allocate(model.options(), with_pages(options.prefill))),
-        target_(*ShardedCache::allocate(model.options(), with_pages(options.decode))) {}
+        target_(*ShardedCache::allocate(model.options(), with_pages(options.decode))),
+        damage_(std::move(damage)) {}
 
   /// Staged where the plan is refused without. False: refused with staging, too.
-  bool make_plan() {
+  bool has_plan() {
     kv::Refusal refusal;
     auto plan = kv::plan(source_.side(), target_.side(), {}, &refusal);
     staged_ = !plan;
-    if (staged_) {
-      EXPECT_EQ(refusal.code, kv::RefusalCode::kPerTokenWrites) << refusal.reason;
-      plan = kv::plan(source_.side(), target_.side(), {.staging = true}, &refusal);
-      EXPECT_TRUE(plan) << refusal.reason;
-    }
-    if (plan) plan_ = *std::move(plan);
+    if (!staged_) return true;
+    EXPECT_EQ(refusal.code, kv::RefusalCode::kPerTokenWrites) << refusal.reason;
+    plan = kv::plan(source_.side(), target_.side(), {.staging = true}, &refusal);
+    EXPECT_TRUE(plan) << refusal.reason;
     return plan.has_value();
   }
-  kv::TransferPlan& plan() { return plan_; }
   bool staged() const { return staged_; }
   const std::vector<uint32_t>& prompt() const { return prompt_; }
 
@@ -116,22 +124,28 @@ class TwoSides {
     received.pages = take_scattered(target_pool, target_.pages_for(kPromptTokens + kNewTokens), 6);
     compute_prefix(source_, sent, options_.prefiller_has);
     compute_prefix(target_, received, options_.decoder_has);
-
-    PlannedCopy copy(plan_, source_, target_,
-                     {.tokens = {.prompt_tokens = kPromptTokens,
-                                 .cached_tokens = {options_.decoder_has},
-                                 .seed = kv::request_seed("a request")},
-                      .source_pages = sent.pages,
-                      .target_pages = received.pages});
+    const auto sources = memory_of(source_), targets = memory_of(target_);
+    DisaggregatedRun run(source_.side(), sources, target_.side(), targets,
+                         {.plan = {.staging = staged_}});
+    run.start({.prompt_tokens = kPromptTokens,
+               .groups = {{transformer::kGroupName,
+                           {.cached_tokens = options_.decoder_has,
+                            .source_pages = sent.pages,
+                            .target_pages = received.pages}}}});
     uint32_t first = 0;
     uint32_t pushed = 0;  // the first chunk begins at 0, whatever the prefiller has
     while (sent.cached < kPromptTokens) {
       ForwardPass pass(model_, source_, sent, {.tokens = options_.chunk_tokens});
-      while (!pass.done()) copy.push(pass.compute_layer(), {pushed, pass.end()});
+      run.begin_pass({pushed, pass.end()});
+      while (!pass.done()) {
+        const uint32_t layer = pass.compute_layer();
+        if (damage_) damage_(source_, layer);
+        run.layer_done(layer);
+      }
       first = pass.next_token();
       sent.cached = pushed = pass.end();
     }
-    EXPECT_TRUE(copy.counts_are_exact());
+    run.finish();
     target_pool.check_free_pages();
     EXPECT_EQ(target_pool.touched(), 0u) << "pages of other requests were written";
     received.cached = kPromptTokens;
@@ -157,8 +171,8 @@ class TwoSides {
   std::vector<uint32_t> prompt_;
   ShardedCache source_;
   ShardedCache target_;
-  kv::TransferPlan plan_{};
   bool staged_ = false;
+  Damage damage_{};
 };
 
 struct LayoutPair {
@@ -172,11 +186,19 @@ class TransferTokens : public testing::TestWithParam<LayoutPair> {
   void run_and_compare(const RunOptions& options) {
     const Transformer& model = model_of(GetParam().model);
     TwoSides sides(model, options);
-    ASSERT_TRUE(sides.make_plan());
+    ASSERT_TRUE(sides.has_plan());
     staged_ += sides.staged();
-    const auto expected = transformer::generate(model, sides.prompt(), kNewTokens);
-    ASSERT_TRUE(expected);
-    EXPECT_EQ(sides.run(), *expected);
+    EXPECT_EQ(sides.run(), expected_tokens());
+  }
+
+  /// Of one process. All runs of a test have the same prompt.
+  const std::vector<uint32_t>& expected_tokens() {
+    if (expected_.empty()) {
+      const Transformer& model = model_of(GetParam().model);
+      const auto prompt = transformer::random_tokens(model.options(), 1, kPromptTokens);
+      expected_ = *transformer::generate(model, prompt, kNewTokens);
+    }
+    return expected_;
   }
 
   RunOptions options(PageOrder prefill, PageOrder decode) const {
@@ -185,6 +207,7 @@ class TransferTokens : public testing::TestWithParam<LayoutPair> {
   }
 
   int staged_ = 0;
+  std::vector<uint32_t> expected_{};
 };
 
 struct PageSizes {
@@ -261,46 +284,49 @@ std::string name_of(const testing::TestParamInfo<LayoutPair>& info) {
 INSTANTIATE_TEST_SUITE_P(LayoutPairs, TransferTokens, testing::ValuesIn(all_layout_pairs()),
                          name_of);
 
-/// Two slices of one layer with their targets exchanged: what a planner would do that takes the
-/// heads of two ranks for each other.
-void swap_targets(kv::TransferPlan& plan, uint32_t layer, uint32_t tensor) {
-  ASSERT_GE(plan.pairs.size(), 2u);
-  kv::PageSlice* slices[2] = {};
-  for (int i = 0; i < 2; ++i) {
-    kv::PairGroup& group = plan.pairs[i].groups[0];
-    const kv::LayerSlices* at = kv::find_layer(group, layer);
-    slices[i] = &group.slices[at->first_slice + tensor];
-  }
-  ASSERT_NE(slices[0]->target_offset_bytes, slices[1]->target_offset_bytes);
-  std::swap(slices[0]->target_offset_bytes, slices[1]->target_offset_bytes);
+/// The bytes of one layer and tensor in the memory of a rank.
+std::span<std::byte> layer_bytes(transformer::PagedCache& rank, uint32_t layer, uint32_t tensor) {
+  const kv::Tensor& at = rank.layout().groups[0].tensors[tensor];
+  return rank.memory().subspan(at.offset_bytes + layer * at.layer_stride_bytes,
+                               at.layer_stride_bytes);
 }
 
-TEST(PlantedInThePlan, TwoHeadsSwappedInAnyLayerChangeTokens) {
+// What a planner would do that takes the heads of two ranks for each other: the heads arrive in
+// each other's place.
+TEST(PlantedInTheTransfer, TwoHeadsSwappedInAnyLayerChangeTokens) {
   const Transformer& model = model_of(ModelKind::kFourHeads);
   const RunOptions options{.prefill = {.tp_size = 4}, .decode = {.tp_size = 1}};
-  for (uint32_t layer = 0; layer < model.options().layers; ++layer) {
+  TwoSides whole(model, options);
+  const auto expected = transformer::generate(model, whole.prompt(), kNewTokens);
+  ASSERT_EQ(whole.run(), *expected);
+  for (uint32_t swapped = 0; swapped < model.options().layers; ++swapped) {
     for (const uint32_t tensor : {0, 1}) {  // keys, values
-      SCOPED_TRACE(testing::Message() << "layer " << layer << ", tensor " << tensor);
-      TwoSides sides(model, options);
-      ASSERT_TRUE(sides.make_plan());
-      const auto expected = transformer::generate(model, sides.prompt(), kNewTokens);
-      ASSERT_EQ(sides.run(), *expected);
-      swap_targets(sides.plan(), layer, tensor);
-      EXPECT_NE(sides.run(), *expected);
+      TwoSides sides(model, options, [&](ShardedCache& source, uint32_t layer) {
+        if (layer != swapped) return;
+        std::ranges::swap_ranges(layer_bytes(source.ranks()[0], layer, tensor),
+                                 layer_bytes(source.ranks()[1], layer, tensor));
+      });
+      EXPECT_NE(sides.run(), *expected) << "layer " << swapped << ", tensor " << tensor;
     }
   }
 }
 
-TEST(PlantedInThePlan, HalfAPageOfLatentsInAnyLayerChangesTokens) {
+// What a planner would do that takes a latent for half as long: the target keeps what it had.
+TEST(PlantedInTheTransfer, HalfAPageOfLatentsInAnyLayerChangesTokens) {
   const Transformer& model = model_of(ModelKind::kLatent);
-  for (uint32_t layer = 0; layer < model.options().layers; ++layer) {
-    TwoSides sides(model, {});
-    ASSERT_TRUE(sides.make_plan());
-    const auto expected = transformer::generate(model, sides.prompt(), kNewTokens);
-    ASSERT_EQ(sides.run(), *expected);
-    kv::PairGroup& group = sides.plan().pairs[0].groups[0];
-    group.slices[kv::find_layer(group, layer)->first_slice].bytes /= 2;
-    EXPECT_NE(sides.run(), *expected) << "layer " << layer;
+  TwoSides whole(model, {});
+  const auto expected = transformer::generate(model, whole.prompt(), kNewTokens);
+  ASSERT_EQ(whole.run(), *expected);
+  for (uint32_t cut = 0; cut < model.options().layers; ++cut) {
+    TwoSides sides(model, {}, [&](ShardedCache& source, uint32_t layer) {
+      if (layer != cut) return;
+      const uint64_t page = source.ranks()[0].layout().groups[0].tensors[0].page_stride_bytes;
+      auto bytes = layer_bytes(source.ranks()[0], layer, 0);
+      for (; !bytes.empty(); bytes = bytes.subspan(page)) {
+        std::ranges::fill(bytes.subspan(page / 2, page / 2), PagePool::kCanary);
+      }
+    });
+    EXPECT_NE(sides.run(), *expected) << "layer " << cut;
   }
 }
 

@@ -23,7 +23,7 @@ class Bug:
     name: str
     mistake: str
     edits: tuple
-    layer: str = ""  # of a test binary: unit, scenario, fake_verbs or explore
+    layer: str = ""  # of a test binary: unit, scenario, kv, fake_verbs or explore
     filter: str = ""
     swarm: bool = True  # whether the swarm can find it
     world: int = 0  # the seed of a world that finds it, tried before the search from seed 1
@@ -383,6 +383,87 @@ BUGS = (
          "  if (seq == peer.channel->arrived_up_to() + 1) {",
          "  if (PLANTED || seq == peer.channel->arrived_up_to() + 1) {"),
         layer="scenario", filter="MessageOrder.*:EarlyMessage.*", swarm=False),
+    bug("pages_free_without_a_proof",
+        "the pages of a prefiller that is lost or in doubt are free at once, without a proof",
+        ("workloads/common/lease.cc",
+         "LeaseEffects Lease::enter_fencing() noexcept {\n",
+         "LeaseEffects Lease::enter_fencing() noexcept {\n"
+         "  if (PLANTED) return enter_quiet();\n"),
+        layer="kv", filter="KvRace.R07*:KvRace.R08*", swarm=False),
+    bug("pages_free_at_the_confirmation",
+        "pages are free when the prefiller has confirmed the cancel, before its writes are counted",
+        ("workloads/common/lease.cc",
+         "LeaseEffects Lease::after_confirm() noexcept {\n",
+         "LeaseEffects Lease::after_confirm() noexcept {\n"
+         "  if (PLANTED) return enter_quiet();\n"),
+        layer="kv", filter="KvRace.R02*:KvRace.R04*", swarm=False),
+    bug("write_at_the_count",
+        "a decoder may write when the counts are here, on networks where bytes may land again",
+        ("workloads/common/lease.cc",
+         "      if (final || said_quiet_) effects = enter_quiet();",
+         "      if (PLANTED || final || said_quiet_) effects = enter_quiet();"),
+        layer="kv", filter="KvRace.R12*", swarm=False),
+    bug("poisoned_key_trusted",
+        "the prefiller's number is compared with a count whose key is poisoned",
+        ("workloads/common/lease.cc",
+         "if (unknown > 0 || poisoned_ || landed > total_) return enter_fencing();",
+         "if ((!PLANTED && (unknown > 0 || poisoned_)) || landed > total_) "
+         "return enter_fencing();"),
+        layer="kv", filter="KvRace.R11*", swarm=False),
+    bug("finished_request_confirmed_with_none",
+        "a cancel that comes after everything was sent is answered with 0 landed writes",
+        ("workloads/kv/prefiller_messages.cc",
+         "{*serial, missed ? 0 : wire::kAllLanded, 0}",
+         "{*serial, missed || PLANTED ? 0 : wire::kAllLanded, 0}"),
+        layer="kv", filter="KvRace.R04*", swarm=False),
+    bug("landed_miscounted",
+        "the prefiller confirms one write fewer than have landed",
+        ("workloads/kv/prefiller_core.cc",
+         "  const uint64_t delivered = target.batch.delivered();\n",
+         "  uint64_t delivered = target.batch.delivered();\n"
+         "  if (PLANTED && delivered > 0) --delivered;\n"),
+        layer="kv", filter="KvRace.ACancelBetweenTwoLayers*:KvDecodeRanks.R14*", swarm=False),
+    bug("source_free_before_the_drain",
+        "the prefiller's pages are free when the last write is posted, not when all have ended",
+        ("workloads/kv/prefiller_push.cc",
+         "  target.sealed = sealed || sealed.error().code != Errc::kExhausted;\n",
+         "  target.sealed = sealed || sealed.error().code != Errc::kExhausted;\n"
+         "  if (PLANTED) emit(*target.offer, PrefillEvent::Kind::kSourceFree);\n"),
+        layer="kv", filter="KvRace.R16*:KvTransfer.*", swarm=False),
+    bug("answers_awaited_for_ever",
+        "a decoder waits without an end for counts, and for a prefiller to be quiet",
+        ("workloads/common/lease.cc",
+         "LeaseEffects Lease::expired() noexcept {\n",
+         "LeaseEffects Lease::expired() noexcept {\n"
+         "  if (PLANTED) return kStale;\n"),
+        layer="kv", filter="KvState.Draining*:KvState.FullAQuiet*", swarm=False),
+    bug("page_id_unchecked",
+        "a prefiller accepts page ids past the decoder's pool",
+        ("workloads/kv/prefiller_messages.cc",
+         "      if (id >= group.target_pages) ",
+         "      if (!PLANTED && id >= group.target_pages) "),
+        layer="kv", filter="KvBadInput.PagesThat*", swarm=False),
+    bug("earlier_descriptors_accepted",
+        "a dispatch is accepted with the descriptors of another generation of its set",
+        ("workloads/kv/prefiller_messages.cc",
+         "                      set->second->generation == dispatch.set_generation &&\n",
+         "                      (PLANTED || set->second->generation == "
+         "dispatch.set_generation) &&\n"),
+        layer="kv", filter="KvBadInput.DescriptorsThat*", swarm=False),
+    bug("layers_pushed_after_the_pass",
+        "layers are pushed when all of a chunk are computed, not one by one",
+        ("workloads/kv/prefiller_push.cc",
+         "    const auto done = static_cast<uint32_t>("
+         "std::min<uint64_t>(passed, layers_.size()));\n",
+         "    auto done = static_cast<uint32_t>(std::min<uint64_t>(passed, layers_.size()));\n"
+         "    if (PLANTED && done < layers_.size()) done = 0;\n"),
+        layer="kv", filter="*KvFirstToken*/*_4k", swarm=False),
+    bug("replicated_heads_by_remainder",
+        "a rank takes the head of its number modulo the heads: two ranks have each other's",
+        ("workloads/layout/strided.cc",
+         "      .range = {rank * total / size, 1}, .replicas",
+         "      .range = {PLANTED ? rank % total : rank * total / size, 1}, .replicas"),
+        layer="kv", filter="KvPlan.ConsecutiveRanks*:KvPlan.MovesHybrid*", swarm=False),
     bug("report_before_the_drain",
         "the target reports what it took once its QP is in the error state, before the drain",
         ("providers/verbs/teardown.cc",

@@ -58,7 +58,7 @@ add_executable(planted_swarm ${CMAKE_CURRENT_LIST_DIR}/swarm_main.cc
                              $<TARGET_OBJECTS:planted_objects>)
 target_link_libraries(planted_swarm PRIVATE fabric_swarm fabric_static fabric_warnings)
 
-set(planted_layers unit scenario)
+set(planted_layers unit scenario kv)
 if(FABRIC_HAS_VERBS)
   list(APPEND planted_layers fake_verbs)
 endif()

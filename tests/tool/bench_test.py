@@ -16,10 +16,11 @@ import command
 from command import lines, run
 
 QUICK = ("--duration", "0.005", "--repetitions", "2")
-SIZED = ("write", "paged", "scatter", "latency", "rate", "message")
-KEYS = ["case", "benchmark", "network", "bytes", "window", "group", "pages", "targets", "memory",
-        "footprint", "rails", "progress", "seconds", "repetitions", "ops_per_second",
-        "gb_per_second", "half_round_trip_ns", "cpu_seconds_per_gb", "cpu_percent", "verified"]
+SIZED = ("write", "paged", "scatter", "latency", "rate", "message", "kv")
+KEYS = ["case", "benchmark", "network", "bytes", "window", "group", "pages", "targets", "layers",
+        "tensors", "memory", "footprint", "rails", "progress", "seconds", "repetitions",
+        "ops_per_second", "gb_per_second", "half_round_trip_ns", "word_to_post_ns",
+        "cpu_seconds_per_gb", "cpu_percent", "verified"]
 
 
 def bench(benchmark, *options, code=0, **environment):
@@ -47,14 +48,16 @@ class Json(unittest.TestCase):
             self.assertTrue(0 <= cpu[f"{side}_least"] <= cpu[side] <= cpu[f"{side}_most"])
         self.assertIsNone(case["cpu_percent"])
         self.assertIs(case["verified"], True)
-        trip = case["half_round_trip_ns"]
         if benchmark in ("latency", "message"):
-            self.assertEqual(list(trip),
-                             ["p50", "p99", "least", "most", "p99_least", "p99_most"])
-            self.assertTrue(0 < trip["least"] <= trip["p50"] <= trip["most"])
-            self.assertTrue(trip["least"] <= trip["p99_least"] <= trip["p99"] <= trip["p99_most"])
+            self.check_percentiles(case["half_round_trip_ns"])
         else:
-            self.assertIsNone(trip)
+            self.assertIsNone(case["half_round_trip_ns"])
+        self.assertIsNone(case["word_to_post_ns"])
+
+    def check_percentiles(self, trip):
+        self.assertEqual(list(trip), ["p50", "p99", "least", "most", "p99_least", "p99_most"])
+        self.assertTrue(0 < trip["least"] <= trip["p50"] <= trip["most"])
+        self.assertTrue(trip["least"] <= trip["p99_least"] <= trip["p99"] <= trip["p99_most"])
 
     def test_every_benchmark_has_one_object_a_size(self):
         for benchmark in SIZED:
@@ -67,13 +70,17 @@ class Json(unittest.TestCase):
                     rate, speed = case["ops_per_second"], case["gb_per_second"]
                     self.assertAlmostEqual(rate["median"] * size / 1e9 / speed["median"], 1, 3)
 
+    def test_the_first_post_of_a_small_layer_is_timed(self):
+        (case,) = bench("kv", "--pages", "32", "--sizes", "8")
+        self.check_percentiles(case["word_to_post_ns"])
+
     def test_idle_reports_the_cost_of_an_engine(self):
         (case,) = bench("idle")
         self.assertEqual(list(case), KEYS)
         self.assertEqual(case["case"], "idle")
         self.assertGreaterEqual(case["cpu_percent"], 0)
         for absent in ("ops_per_second", "gb_per_second", "half_round_trip_ns",
-                       "cpu_seconds_per_gb"):
+                       "word_to_post_ns", "cpu_seconds_per_gb"):
             self.assertIsNone(case[absent])
 
     def test_options_are_what_is_measured(self):
@@ -90,7 +97,11 @@ class Json(unittest.TestCase):
                 (("latency", "--progress", "threaded"), {"progress": "threaded", "window": 1}),
                 (("scatter", "--targets", "3", "--footprint", "10K"), {"targets": 3}),
                 (("paged", "--pages", "7", "--footprint", "100K", "--memory", "registered"),
-                 {"pages": 7, "memory": "registered"})):
+                 {"pages": 7, "memory": "registered"}),
+                (("kv", "--pages", "7", "--layers", "3", "--tensors", "2"),
+                 {"pages": 7, "layers": 3, "tensors": 2}),
+                (("kv", "--pages", "4", "--memory", "registered", "--progress", "threaded"),
+                 {"memory": "registered", "progress": "threaded", "word_to_post_ns": None})):
             with self.subTest(options):
                 (case,) = bench(*options, "--sizes", "1K")
                 self.assertTrue(case["verified"])
@@ -101,8 +112,10 @@ class Bytes(unittest.TestCase):
     def test_wrong_ones_are_detected(self):
         for benchmark in SIZED:
             # Several slots where there can be: the wrong byte is the last one of the last slot.
-            slots = () if benchmark in ("latency", "message") else ("--footprint", "20K")
-            if benchmark == "paged":
+            slots = () if benchmark in ("latency", "message", "kv") else ("--footprint", "20K")
+            if benchmark == "kv":
+                slots = ("--tensors", "2")
+            if benchmark in ("paged", "kv"):
                 slots += ("--pages", "4")
             for fault in ("flip", "stale"):
                 with self.subTest(f"{benchmark}, {fault}"):
@@ -127,7 +140,8 @@ class Mistakes(unittest.TestCase):
                           "write --footprint many", "write --rails 9", "write --progress fast",
                           "write --pin 9999", "write --pin x,1", "write --pin 0,0,0",
                           "write --duration 0", "write --duration nan", "write --repetitions 0",
-                          "message --sizes 2M", "latency --window 2", "idle --sizes 8",
+                          "message --sizes 2M", "latency --window 2", "kv --tensors 3",
+                          "kv --layers 0", "kv --window 2", "kv --footprint 1M", "idle --sizes 8",
                           "write --connect", "write --connect localhost --listen",
                           "write --connect localhost --peer-devices lane0"):
             with self.subTest(arguments):

@@ -9,6 +9,14 @@
 
 namespace fabric::workloads {
 
+/// A sum and a multiple of times that callers may set to Nanos::max(): they end there.
+constexpr Nanos later(Nanos now, Nanos delay) {
+  return delay > Nanos::max() - now ? Nanos::max() : now + delay;
+}
+constexpr Nanos times(uint32_t n, Nanos delay) {
+  return delay > Nanos::max() / n ? Nanos::max() : n * delay;
+}
+
 /// The deadlines of a workload on its engine's clock, and one engine timer for the earliest, so
 /// that a program that sleeps on its inbox wakes up in time.
 ///

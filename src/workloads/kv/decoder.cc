@@ -29,6 +29,16 @@ Result<void> check_regions(const DecoderOptions& options) {
        options.tail_slot_bytes > options.tail_region->size_bytes())) {
     return fail(Errc::kInvalidArgument, "tail_slot_bytes: 0, or larger than tail_region");
   }
+  if (options.staging_region == nullptr) return {};
+  if (options.staging_record_bytes == 0 || options.staging_record_bytes > kStagingRecordBytesMax ||
+      options.staging_record_bytes > options.staging_region->size_bytes()) {
+    return fail(Errc::kInvalidArgument,
+                "staging_record_bytes: 0, or larger than staging_region or "
+                "kStagingRecordBytesMax");
+  }
+  bool host = !options.staging_region->bytes().empty();
+  for (const MemoryRegion* region : options.regions) host = host && !region->bytes().empty();
+  if (!host) return fail(Errc::kUnsupported, "staging_region: it and regions are host memory");
   return {};
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 // The events of a decoder: inbox reports and deadlines, applied to page leases and tasks.
 
 namespace fabric::kv::decode {
@@ -19,12 +21,18 @@ constexpr size_t kDecodeEventsMax = 65536;
 DecoderCore::DecoderCore(Engine& engine, const DecoderOptions& options, Inbox inbox)
     : engine_(engine),
       options_(options),
+      answer_time_(workloads::times(4, options.patience)),
       quarantined_(options.layout.groups.size(), 0),
       inbox_(std::move(inbox)) {
   for (const CacheGroup& group : options_.layout.groups) owners_.emplace_back(group.pages);
   if (options_.tail_region != nullptr) {
     const uint64_t slots = options_.tail_region->size_bytes() / options_.tail_slot_bytes;
     tail_owners_ = PageOwners(static_cast<uint32_t>(std::min<uint64_t>(slots, 1u << 24)));
+  }
+  if (options_.staging_region != nullptr) {
+    const uint64_t records = options_.staging_region->size_bytes() / options_.staging_record_bytes;
+    staging_ = PagePool(static_cast<uint32_t>(std::min<uint64_t>(records, 1u << 24)));
+    for (const MemoryRegion* region : options_.regions) region_bytes_.push_back(region->bytes());
   }
 }
 
@@ -100,7 +108,7 @@ Result<void> DecoderCore::await_layer(std::string_view id, uint32_t layer, Timeo
   const Nanos limit = timeout.ns == Timeout::kDefault || timeout.ns == Timeout::kForever
                           ? options_.deadline
                           : Nanos(timeout.ns);
-  const Nanos end = engine_.now() + limit;
+  const Nanos end = later(engine_.now(), limit);
   for (;;) {
     const auto ready = layer_ready(id, layer);
     if (!ready) return ready.error();
@@ -185,6 +193,7 @@ DecoderStats DecoderCore::stats() const {
   }
   for (const PageOwners& owners : owners_) out.pages_leased += owners.taken();
   for (const uint64_t pages : quarantined_) out.pages_quarantined += pages;
+  out.staging_records = staging_.size() - staging_.free();
   for (const auto& [key, session] : sessions_) {
     for (const auto& [number, set] : session->sets) out.grants += set->grants.size();
   }
@@ -195,9 +204,11 @@ DecoderStats DecoderCore::stats() const {
 
 void DecoderCore::work() {
   Event batch[64];
-  while (events_.size() < kDecodeEventsMax) {
+  // Bounded, also when a peer sends faster than this reads. The rest is for the next call.
+  for (uint32_t taken = 0; events_.size() < kDecodeEventsMax && taken < options_.inbox_depth;) {
     const uint32_t n = inbox_.poll(batch);
     if (n == 0) break;
+    taken += n;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);
@@ -237,10 +248,11 @@ void DecoderCore::handle(const Event& event) {
       wake_pending_ = false;
       return;
     case TagKind::kDispatch:
-      if (flow == nullptr || event.code == Errc::kOk) return;
+      if (flow == nullptr || flow->session == nullptr || event.code == Errc::kOk) return;
       if (event.code == Errc::kPeerLost) {
         lose(*flow->session);
       } else {
+        if (event.code == Errc::kUnsupported) forgotten(*flow->session, flow->dispatch.serial);
         apply(*flow, flow->lease.dispatch_failed(event.remote == Remote::kNotDelivered),
               FailCode::kNotDelivered, to_string(event.code));
       }
@@ -254,7 +266,14 @@ void DecoderCore::handle(const Event& event) {
       return revoke_ended(event);
     case TagKind::kFence:
       return fence_ended(event);
-    case TagKind::kOther:
+    case TagKind::kHello:
+      if (event.code == Errc::kOk) return;
+      if (SourceSession* session = find_session(tag_number(event.tag)); session != nullptr) {
+        hello_lost(*session);
+      }
+      return;
+    case TagKind::kGrants:
+      if (event.code != Errc::kOk) grants_lost(tag_number(event.tag));
       return;
   }
 }
@@ -291,6 +310,7 @@ void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
       const auto accept = wire::decode_accept(bytes);
       if (!accept) break;
       loads_[session.peer] = accept->load;
+      session.accepted = true;
       Flow* flow = flow_of(accept->serial);
       if (flow == nullptr) return;
       const LeaseEffects effects = flow->lease.accepted();
@@ -304,6 +324,9 @@ void DecoderCore::answer(SourceSession& session, wire::MessageKind kind,
       Flow* flow = flow_of(refuse->serial);
       if (flow == nullptr) return;
       if (refuse->code == RefuseCode::kGrants && flow->set != nullptr) flow->set->retired = true;
+      if (refuse->code == RefuseCode::kUnknownDecoder) forgotten(session, refuse->serial);
+      // It may have no room for another decoder.
+      if (refuse->code == RefuseCode::kCapacity && !session.accepted) hello_lost(session);
       return apply(*flow, flow->lease.refused(), FailCode::kRefused, refuse->text, refuse->code);
     }
     case wire::MessageKind::kConfirm:
@@ -353,10 +376,13 @@ void DecoderCore::count_code(Flow& flow, Errc code) {
       return counter_met(flow);
     case Errc::kCancelled:
       return apply(flow, flow.lease.expectation_ended(), FailCode::kNone);
-    case Errc::kPeerLost:
+    case Errc::kPeerLost: {
+      SourceSession* session = flow.session;
       apply(flow, flow.lease.expectation_ended(), FailCode::kNone);
       // The session's own event may come later, and until then a grant could only be revoked.
-      return lose(*flow.session);
+      if (session != nullptr) lose(*session);
+      return;
+    }
     default:
       return apply(flow, flow.lease.poisoned(), FailCode::kPoisoned, to_string(code));
   }
@@ -369,6 +395,7 @@ void DecoderCore::counter_met(Flow& flow) {
     const FlowCounter& met = flow.counters[flow.at];
     flow.taken += met.share;
     ++flow.at;
+    if (task.phase == Task::Phase::kRunning) scatter_arrived(flow, met.layer);
     const auto layer = std::ranges::lower_bound(task.layers, met.layer, {}, &LayerWait::layer);
     const bool is_layer = layer != task.layers.end() && layer->layer == met.layer;
     if (is_layer && --layer->sources_left == 0 && task.phase == Task::Phase::kRunning) {
@@ -380,6 +407,27 @@ void DecoderCore::counter_met(Flow& flow) {
   }
   if (flow.lease.in_flight()) return arm(flow);
   apply(flow, flow.lease.expectation_ended(), FailCode::kNone);  // stopped between two layers
+}
+
+/// Takes what is staged of a layer, or of all of them, from its records into the pages.
+void DecoderCore::scatter_arrived(const Flow& flow, uint32_t layer) {
+  // Without a layer: the tail, if the layers have counters of their own.
+  if (layer == FlowCounter::kNoLayer && flow.task->per_layer) return;
+  for (const StagedUnits& units : flow.staged) {
+    for (const LayerSlices& one : units.group->layers) {
+      if (layer != FlowCounter::kNoLayer && one.layer != layer) continue;
+      for (const StagedWrite& write : staged_of(*units.group, one)) {
+        if (write.list != units.list) continue;
+        for (size_t n = 0; n < units.target.size(); ++n) {
+          const uint64_t at =
+              units.records[n] * options_.staging_record_bytes + write.record_offset_bytes;
+          const auto packed = options_.staging_region->bytes().subspan(at, write.bytes);
+          // The plan fits the layout, and the layout the regions.
+          FABRIC_CHECK(scatter(write, units.target[n], packed, region_bytes_));
+        }
+      }
+    }
+  }
 }
 
 void DecoderCore::arm(Flow& flow) {
@@ -404,6 +452,7 @@ void DecoderCore::check_counts(Flow& flow) {
 }
 
 bool DecoderCore::is_final(const Flow& flow) const {
+  if (flow.session == nullptr) return true;  // quiet
   const auto info = engine_.peer_info(flow.session->peer);
   return info && info->count_is_final;
 }
@@ -412,7 +461,7 @@ bool DecoderCore::is_final(const Flow& flow) const {
 
 void DecoderCore::set_due(Flow& flow, Nanos after) {
   clear_due(flow);
-  flow.due = engine_.now() + after;
+  flow.due = later(engine_.now(), after);
   deadlines_.add(flow.due, tagged(DueKind::kFlow, flow.number));
 }
 
@@ -440,15 +489,21 @@ void DecoderCore::due(uint64_t what) {
       for (const auto& [key, session] : sessions_) {
         if (session->number != number) continue;
         session->stall_due = {};
-        const std::map<uint64_t, Flow*> flows = session->by_serial;
-        for (const auto& [serial, flow] : flows) {
-          if (!flow->lease.in_flight()) continue;
+        std::vector<Flow*> flows;
+        for (const auto& [serial, flow] : session->by_serial) flows.push_back(flow);
+        for (const uint64_t waiting : session->waiting) {
+          if (Flow* flow = find_flow(waiting); flow != nullptr) flows.push_back(flow);
+        }
+        for (Flow* flow : flows) {
+          if (!flow->lease.in_flight() && flow->lease.state() != LeaseState::kIdle) continue;
           fail_task(*flow->task, FailCode::kStalled, flow->rank, "the prefiller does not answer");
         }
       }
       return;
     case DueKind::kDrain:
       drain_check_ = {};  // work() compares, and sets the next one
+      return;
+    case DueKind::kGrants:
       return;
   }
 }
@@ -468,16 +523,17 @@ void DecoderCore::apply(Flow& flow, const LeaseEffects& effects, FailCode cause,
   if (effects.disarm && !flow.armed) drain = flow.lease.expectation_ended().drain || drain;
   if (state == LeaseState::kFull) {
     ++stats_.waited_for_quiet;
-    set_due(flow, 4 * options_.patience);
+    set_due(flow, answer_time_);
     // Counts were final at dispatch and are not any more (a reroute): request QUIET now.
     if (!flow.wants_quiet) send_cancel(flow);
   }
   if (effects.send_cancel) {
-    set_due(flow, 4 * options_.patience);
+    set_due(flow, answer_time_);
     send_cancel(flow);
   }
   if (state == LeaseState::kDraining) {
     draining_[flow.number] = &flow;
+    if (flow.due == Nanos{}) set_due(flow, answer_time_);  // FAILED: nothing was asked
     if (drain && counts_here(flow) < flow.lease.landed()) ++stats_.waited_for_counts;
     if (drain) check_counts(flow);
   }

@@ -24,6 +24,7 @@
 namespace fabric::kv::decode {
 
 using workloads::Deadlines;
+using workloads::later;
 using workloads::Lease;
 using workloads::LeaseEffects;
 using workloads::LeaseState;
@@ -47,7 +48,8 @@ enum class TagKind : uint8_t {
   kCount,     ///< flow
   kRevoke,    ///< grant set
   kFence,     ///< source session
-  kOther,     ///< messages whose loss the prefiller detects
+  kHello,     ///< source session
+  kGrants,    ///< grant set
 };
 
 /// What a deadline is about: the upper 8 bits of its tag, as TagKind.
@@ -56,6 +58,7 @@ enum class DueKind : uint8_t {
   kTask,      ///< the deadline of a request
   kStall,     ///< a source session has been stalled for DecoderOptions::patience
   kDrain,     ///< compare the counts of draining flows again
+  kGrants,    ///< make a grant set after a failure: work() does so
 };
 
 template <class Kind>
@@ -81,11 +84,19 @@ struct FlowCounter {
   uint32_t layer = kNoLayer;
 };
 
+/// The units of one UnitList that a flow gets staged. Entry n of the two vectors is one unit.
+struct StagedUnits {
+  const PairGroup* group = nullptr;
+  uint32_t list = 0;
+  std::vector<uint32_t> target{};  ///< UnitIndices::target
+  std::vector<uint32_t> records{};
+};
+
 struct Flow {
   uint64_t number = 0;
   Task* task = nullptr;
-  SourceSession* session = nullptr;
-  GrantSet* set = nullptr;  ///< from the dispatch until the lease is quiet
+  SourceSession* session = nullptr;  ///< until the lease is quiet
+  GrantSet* set = nullptr;           ///< from the dispatch until then
   uint32_t rank = 0;
   Lease lease{};
   uint64_t total = 0;
@@ -98,7 +109,8 @@ struct Flow {
   bool needs_arm = false;     ///< the inbox was full
   bool needs_cancel = false;  ///< the engine's queue was full
   bool wants_quiet = false;
-  Nanos due{};  ///< of its DueKind::kFlow; 0: none
+  Nanos due{};                        ///< of its DueKind::kFlow; 0: none
+  std::vector<StagedUnits> staged{};  ///< until the lease is quiet: its records are taken
   wire::Dispatch dispatch{};
 };
 
@@ -150,10 +162,14 @@ struct SourceSession {
   bool connected = false;
   bool lost = false;
   bool hello_sent = false;
-  uint64_t next_serial = 1;
+  bool accepted = false;  ///< a dispatch, since the last HELLO
+  uint64_t next_serial = 0;
+  uint64_t hello_serial = 0;  ///< `next_serial` at the last HELLO
   uint32_t next_generation = 1;
   uint32_t message_bytes_max = 0;
   Nanos stall_due{};
+  Nanos grants_due{};  ///< after a failure: when to try again to make a set; 0: at once
+  Error grants_error{};
   std::map<uint64_t, Flow*> by_serial{};
   std::deque<uint64_t> waiting{};  ///< flows that are not dispatched yet
   std::map<uint64_t, std::unique_ptr<GrantSet>> sets{};
@@ -206,6 +222,10 @@ class DecoderCore {
   Result<void> make_counters(Flow& flow, const DecodeRequest& request, const PairCounts& counts);
   void fill_dispatch(Flow& flow, const DecodeRequest& request, const Checked& checked,
                      const PairPlan& pair);
+  Result<void> take_records(Flow& flow, const DecodeRequest& request, const Checked& checked,
+                            const PairPlan& pair);
+  void release_records(Flow& flow);
+  Result<uint64_t> records_needed(const Checked& checked) const;
   static void await_layers(Task& task, const Checked& checked);
   Result<void> lease_pages(Task& task);
   void begin(std::unique_ptr<Task> owned, Nanos deadline);
@@ -215,6 +235,10 @@ class DecoderCore {
   enum class Launch : uint8_t { kSent, kNoRoom, kFailed };
   Launch launch(Flow& flow);
   bool send_hello(SourceSession& session);
+  void hello_lost(SourceSession& session);
+  void grants_lost(uint64_t set_number);
+  void forgotten(SourceSession& session, uint64_t serial);
+  SourceSession* find_session(uint64_t number) const;
   bool send_grants(GrantSet& set);
   Result<GrantSet*> choose_set(SourceSession& session);
   Result<GrantSet*> make_set(SourceSession& session);
@@ -232,6 +256,7 @@ class DecoderCore {
   void set_unproved(GrantSet& set);
   void session_proved(SourceSession& session);
   void peer_changed(const Event& event);
+  void watch_stall(SourceSession& session);
   void lose(SourceSession& session);
   void detach(Flow& flow);
   void drop_empty(SourceSession& session);
@@ -246,6 +271,7 @@ class DecoderCore {
   void count_event(const Event& event);
   void count_code(Flow& flow, Errc code);
   void counter_met(Flow& flow);
+  void scatter_arrived(const Flow& flow, uint32_t layer);
   void arm(Flow& flow);
   void check_counts(Flow& flow);
   void due(uint64_t what);
@@ -268,11 +294,14 @@ class DecoderCore {
 
   Engine& engine_;
   DecoderOptions options_;
+  const Nanos answer_time_;  ///< of a prefiller: until then its answer is not late
   std::vector<std::byte> layout_bytes_;
   std::vector<std::unique_ptr<PrefillPlan>> prefills_;
   std::vector<PageOwners> owners_;  ///< for each group
   PageOwners tail_owners_;
-  std::vector<uint64_t> quarantined_;  ///< pages, for each group
+  PagePool staging_{0};
+  std::vector<std::span<std::byte>> region_bytes_;  ///< of the layout's regions, with staging
+  std::vector<uint64_t> quarantined_;               ///< pages, for each group
   std::map<std::pair<std::string, uint32_t>, std::unique_ptr<Task>> tasks_;
   std::map<uint64_t, Task*> by_number_;
   std::vector<Task*> by_slot_;

@@ -5,6 +5,11 @@
 // What a decoder sends to a prefiller, and how it proves that a prefiller cannot write any more.
 
 namespace fabric::kv::decode {
+namespace {
+
+constexpr Nanos kGrantsRetry{100'000'000};
+
+}  // namespace
 
 // ---- Sending
 // ----------------------------------------------------------------------------------------
@@ -48,7 +53,7 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
   if (!set) return failed(set.error());
   if (!send_grants(**set)) return Launch::kNoRoom;
   // Before the dispatch: no count may come without an expectation to report it.
-  if (!flow.armed) {
+  if (!flow.armed && flow.total > 0) {
     FlowCounter& counter = flow.counters[flow.at];
     const auto armed = counter.counter.expect(
         counter.share, Notify::inbox(inbox_, tagged(TagKind::kCount, flow.number)),
@@ -57,7 +62,7 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
     flow.armed = true;
   }
   const auto info = engine_.peer_info(session.peer);
-  flow.wants_quiet = !info || !info->count_is_final;
+  flow.wants_quiet = flow.total > 0 && (!info || !info->count_is_final);
   flow.dispatch.wants_quiet = flow.wants_quiet;
   flow.dispatch.serial = session.next_serial;
   flow.dispatch.set = (*set)->slot;
@@ -73,16 +78,55 @@ DecoderCore::Launch DecoderCore::launch(Flow& flow) {
   const uint64_t serial = flow.dispatch.serial;
   flow.dispatch = {};
   flow.dispatch.serial = serial;
+  // Other holders send all units of this request. The source gets a dispatch all the same, because
+  // its offer waits for one of every decode rank that draws from it; no write follows.
+  if (flow.total == 0) apply(flow, flow.lease.counted(true), FailCode::kNone);
   return Launch::kSent;
 }
 
 bool DecoderCore::send_hello(SourceSession& session) {
   if (session.hello_sent) return true;
-  const auto sent = send(session, wire::encode_hello(options_.channel, {.layout = layout_bytes_}),
-                         tagged(TagKind::kOther));
+  const wire::Hello hello{.next_serial = session.next_serial, .layout = layout_bytes_};
+  const auto sent = send(session, wire::encode_hello(options_.channel, hello),
+                         tagged(TagKind::kHello, session.number));
   // Any error but a full queue shows again at the dispatch: refused, or not delivered.
   session.hello_sent = sent || sent.error().code != Errc::kExhausted;
+  session.hello_serial = session.next_serial;
+  session.accepted = false;
   return session.hello_sent;
+}
+
+/// The prefiller may know nothing of this decoder: HELLO and the grants go out again before the
+/// next dispatch.
+void DecoderCore::hello_lost(SourceSession& session) {
+  session.hello_sent = false;
+  for (const auto& [number, set] : session.sets) set->sent = 0;
+}
+
+void DecoderCore::grants_lost(uint64_t set_number) {
+  for (const auto& [key, session] : sessions_) {
+    const auto found = session->sets.find(set_number);
+    if (found != session->sets.end()) found->second->sent = 0;
+  }
+}
+
+/// No prefiller listens there, or one that does not know this decoder: the one that took earlier
+/// dispatches was closed. It does not answer any more.
+void DecoderCore::forgotten(SourceSession& session, uint64_t serial) {
+  if (serial < session.hello_serial) return;  // the next HELLO is on its way
+  hello_lost(session);
+  const std::map<uint64_t, Flow*> flows = session.by_serial;
+  for (const auto& [number, flow] : flows) {
+    if (number >= serial || !flow->lease.in_flight()) continue;
+    fail_task(*flow->task, FailCode::kPeerLost, flow->rank, "the prefiller was closed");
+  }
+}
+
+SourceSession* DecoderCore::find_session(uint64_t number) const {
+  for (const auto& [key, session] : sessions_) {
+    if (session->number == number) return session.get();
+  }
+  return nullptr;
 }
 
 bool DecoderCore::send_grants(GrantSet& set) {
@@ -94,15 +138,16 @@ bool DecoderCore::send_grants(GrantSet& set) {
                       .generation = set.generation,
                       .total = total,
                       .first = set.sent,
-                      .has_tail = options_.tail_region != nullptr};
+                      .has_tail = options_.tail_region != nullptr,
+                      .has_staging = options_.staging_region != nullptr};
     uint64_t bytes = wire::kGrantsHeadBytes;
     for (uint32_t i = set.sent; i < total; ++i) {
       bytes += wire::kGrantsDescBytes + set.grants[i].desc.size();
       if (bytes > most) break;
       part.descs.push_back(set.grants[i].desc);
     }
-    const auto sent =
-        send(session, wire::encode_grants(options_.channel, part), tagged(TagKind::kOther));
+    const auto sent = send(session, wire::encode_grants(options_.channel, part),
+                           tagged(TagKind::kGrants, set.number));
     if (!sent && sent.error().code == Errc::kExhausted) return false;
     set.sent += static_cast<uint32_t>(part.descs.size());
   }
@@ -119,7 +164,17 @@ Result<GrantSet*> DecoderCore::choose_set(SourceSession& session) {
     if (best == nullptr || set->flows.size() < best->flows.size()) best = set.get();
   }
   if (best != nullptr && (best->flows.empty() || live >= options_.grants_per_peer)) return best;
+  // Each try may register and revoke all regions.
+  if (engine_.now() < session.grants_due) {
+    if (best != nullptr) return best;
+    return session.grants_error;
+  }
   auto made = make_set(session);
+  if (!made) {
+    session.grants_error = made.error();
+    session.grants_due = later(engine_.now(), kGrantsRetry);
+    deadlines_.add(session.grants_due, tagged(DueKind::kGrants, session.number));
+  }
   // Fewer sets than wanted share more requests; that is no reason to refuse one.
   if (!made && best != nullptr) return best;
   return made;
@@ -132,6 +187,7 @@ Result<GrantSet*> DecoderCore::make_set(SourceSession& session) {
   auto set = std::make_unique<GrantSet>();
   std::vector<const MemoryRegion*> regions = options_.regions;
   if (options_.tail_region != nullptr) regions.push_back(options_.tail_region);
+  if (options_.staging_region != nullptr) regions.push_back(options_.staging_region);
   for (const MemoryRegion* region : regions) {
     auto grant = region->grant(session.peer);
     if (!grant) {
@@ -328,10 +384,7 @@ void DecoderCore::peer_changed(const Event& event) {
       deadlines_.remove(session->stall_due, tagged(DueKind::kStall, session->number));
       session->stall_due = {};
     }
-    if (state == PeerState::kStalled) {
-      session->stall_due = engine_.now() + options_.patience;
-      deadlines_.add(session->stall_due, tagged(DueKind::kStall, session->number));
-    }
+    if (state == PeerState::kStalled) watch_stall(*session);
     if (state == PeerState::kConnected || state == PeerState::kStalled) {
       if (const auto info = engine_.peer_info(event.peer)) {
         session->message_bytes_max = info->message_bytes_max;
@@ -341,6 +394,12 @@ void DecoderCore::peer_changed(const Event& event) {
     }
     if (state >= PeerState::kLost) lose(*session);
   }
+}
+
+/// The peer is stalled: its requests have `patience` from now on.
+void DecoderCore::watch_stall(SourceSession& session) {
+  session.stall_due = later(engine_.now(), options_.patience);
+  deadlines_.add(session.stall_due, tagged(DueKind::kStall, session.number));
 }
 
 void DecoderCore::lose(SourceSession& session) {
@@ -368,9 +427,11 @@ void DecoderCore::lose(SourceSession& session) {
 /// The lease of the flow is quiet: removes it from its grant set and its session.
 void DecoderCore::detach(Flow& flow) {
   SourceSession& session = *flow.session;
+  flow.session = nullptr;  // it may be gone before the last report about the flow comes
   draining_.erase(flow.number);
   retries_.erase(flow.number);
   clear_due(flow);
+  release_records(flow);
   if (flow.set == nullptr) return;  // it was never sent
   session.by_serial.erase(flow.dispatch.serial);
   GrantSet& set = *flow.set;

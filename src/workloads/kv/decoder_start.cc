@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <atomic>
 
+#include "base/check.h"
 #include "workloads/kv/decoder_core.h"
 
 // From a DecodeRequest to a task with flows: everything that can be refused is refused here, before
@@ -10,17 +12,27 @@ namespace {
 
 constexpr size_t kPrefillsMax = 256;
 
+/// Of a session. Another one on the same engine, of this decoder or of one that was there before
+/// it, has another number; those of other engines are other peers to the prefiller.
+uint64_t next_incarnation() {
+  static std::atomic<uint64_t> last{0};
+  constexpr uint64_t kMask = (uint64_t{1} << (64 - wire::kIncarnationShift)) - 1;
+  return (last.fetch_add(1, std::memory_order_relaxed) + 1) & kMask;
+}
+
 int32_t native_value(uint64_t value) {
   return static_cast<int32_t>(std::min<uint64_t>(value, INT32_MAX));
 }
 
-bool has_staged_writes(const TransferPlan& plan) {
+/// The largest staging record that the plan needs; 0: nothing is staged.
+uint64_t largest_record_bytes(const TransferPlan& plan) {
+  uint64_t most = 0;
   for (const PairPlan& pair : plan.pairs) {
     for (const PairGroup& group : pair.groups) {
-      if (!group.staged.empty()) return true;
+      for (const UnitList& list : group.lists) most = std::max(most, list.staging_record_bytes);
     }
   }
-  return false;
+  return most;
 }
 
 const PairPlan& pair_of(const PrefillPlan& prefill, size_t rank_index) {
@@ -44,10 +56,14 @@ Result<uint32_t> DecoderCore::add_prefill(const Side& side, Refusal* refusal) {
   }
   auto planned = plan(side, Side{{options_.layout}}, options_.plan, refusal);
   if (!planned) return planned.error();
-  if (has_staged_writes(*planned)) {
+  const uint64_t record_bytes = largest_record_bytes(*planned);
+  if (record_bytes > 0 && options_.staging_region == nullptr) {
     return fail(Errc::kUnsupported,
-                "plan.staging: this transfer needs staged writes, which a "
-                "Decoder does not make yet");
+                "staging_region: this transfer needs staged writes, and there is none");
+  }
+  if (record_bytes > 0 && record_bytes > options_.staging_record_bytes) {
+    return fail(Errc::kTooLarge, "staging_record_bytes: less than this transfer needs",
+                native_value(record_bytes));
   }
   auto prefill = std::make_unique<PrefillPlan>();
   prefill->side = *std::move(bytes);
@@ -212,12 +228,17 @@ Result<SourceSession*> DecoderCore::session_for(const Source& source) {
   if (info->state >= PeerState::kLost) {
     return fail(Errc::kPeerLost, "sources: this peer is lost", native_value(source.rank));
   }
+  const auto known = sessions_.find({peer, source.channel});
+  if (known != sessions_.end() && known->second->lost) {
+    return fail(Errc::kPeerLost, "sources: this peer is lost", native_value(source.rank));
+  }
   auto& session = sessions_[{peer, source.channel}];
   if (session == nullptr) {
     session = std::make_unique<SourceSession>();
     session->number = next_number_++;
     session->peer = peer;
     session->channel = source.channel;
+    session->next_serial = (next_incarnation() << wire::kIncarnationShift) + 1;
     session->connected = info->state != PeerState::kConnecting;
     session->message_bytes_max = info->message_bytes_max;
   }
@@ -234,6 +255,7 @@ Result<void> DecoderCore::make_counters(Flow& flow, const DecodeRequest& request
     flow.counters.push_back({*std::move(counter), share, layer});
     return {};
   };
+  if (flow.total == 0) return {};
   if (!request.per_layer) return add(flow.total, FlowCounter::kNoLayer);
   uint64_t of_layers = 0;
   for (const LayerCount& layer : counts.layers) {
@@ -272,6 +294,57 @@ void DecoderCore::fill_dispatch(Flow& flow, const DecodeRequest& request, const 
   }
 }
 
+/// Staging records of all sources together: start() takes all of them or none.
+Result<uint64_t> DecoderCore::records_needed(const Checked& checked) const {
+  const TransferPlan& plan = checked.prefill->plan;
+  uint64_t needed = 0;
+  for (size_t i = 0; i < checked.prefill->ranks.size(); ++i) {
+    const PairPlan& pair = pair_of(*checked.prefill, i);
+    for (const PairGroup& group : pair.groups) {
+      const auto units = request_units(plan, group.group, checked.tokens);
+      if (!units) return units.error();
+      for (const UnitList& list : group.lists) {
+        if (list.staging_record_bytes == 0) continue;
+        needed += dealt_units(pair, list, *units, checked.tokens.seed);
+      }
+    }
+  }
+  return needed;
+}
+
+/// A record for each unit that the source sends staged.
+Result<void> DecoderCore::take_records(Flow& flow, const DecodeRequest& request,
+                                       const Checked& checked, const PairPlan& pair) {
+  const PrefillPlan& prefill = *checked.prefill;
+  for (const PairGroup& group : pair.groups) {
+    const UnitRange units = *request_units(prefill.plan, group.group, checked.tokens);
+    for (uint32_t n = 0; n < group.lists.size(); ++n) {
+      if (group.lists[n].staging_record_bytes == 0) continue;
+      // The ids of the source's pages are not known here, and not needed.
+      const PagePositions at = source_positions(prefill.plan.groups[group.group], units);
+      const std::vector<uint32_t> unknown(at.end, 0);
+      auto indices = unit_indices(
+          prefill.plan, pair, group, n, units, checked.tokens.seed,
+          {.source = unknown, .target = request.pages[prefill.layout_group[group.group]]});
+      if (!indices) return indices.error();
+      auto records = staging_.allocate(static_cast<uint32_t>(indices->target.size()));
+      if (!records) return records.error();
+      auto& sent = flow.dispatch.staging_records.ids;
+      sent.insert(sent.end(), records->begin(), records->end());
+      flow.staged.push_back({&group, n, std::move(indices->target), *std::move(records)});
+    }
+  }
+  flow.dispatch.staging_record_bytes = options_.staging_record_bytes;
+  return {};
+}
+
+void DecoderCore::release_records(Flow& flow) {
+  for (const StagedUnits& staged : flow.staged) {
+    FABRIC_CHECK(staging_.release(staged.records));
+  }
+  flow.staged.clear();
+}
+
 Result<std::unique_ptr<Flow>> DecoderCore::make_flow(const DecodeRequest& request,
                                                      const Checked& checked, size_t rank_index,
                                                      SourceSession& session) {
@@ -285,8 +358,11 @@ Result<std::unique_ptr<Flow>> DecoderCore::make_flow(const DecodeRequest& reques
   if (auto made = make_counters(*flow, request, checked.counts[rank_index]); !made) {
     return made.error();
   }
+  auto taken = take_records(*flow, request, checked, pair);
   const size_t bytes = wire::encode_dispatch(options_.channel, flow->dispatch).size();
   const uint32_t most = session.message_bytes_max == 0 ? UINT32_MAX : session.message_bytes_max;
+  if (!taken || bytes > most) release_records(*flow);
+  if (!taken) return taken.error();
   if (bytes > most) {
     return fail(Errc::kTooLarge,
                 "pages: the dispatch is larger than a message may be "
@@ -314,9 +390,22 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
   if (live_ >= options_.requests_max) {
     return fail(Errc::kExhausted, "requests_max", native_value(options_.requests_max));
   }
+  // Each armed expectation holds a slot of the inbox. Answers need some, or nothing ever ends.
+  const size_t flows = checked->total == 0 ? 0 : checked->counts.size();
+  const uint64_t flows_max = options_.inbox_depth - options_.inbox_depth / 4;
+  if (flows_.size() + flows > flows_max) {
+    return fail(Errc::kExhausted, "inbox_depth: three quarters of it are in use by requests",
+                native_value(flows_max));
+  }
   if (auto ok = check_reserve(request); !ok) return ok;
   auto written = written_pages(request, *checked);
   if (!written) return written.error();
+  const auto records = records_needed(*checked);
+  if (!records) return records.error();
+  if (*records > staging_.free()) {
+    return fail(Errc::kExhausted, "staging_region: fewer records are free than the request needs",
+                native_value(*records));
+  }
 
   auto task = std::make_unique<Task>();
   task->number = next_number_++;
@@ -328,17 +417,23 @@ Result<void> DecoderCore::start(const DecodeRequest& request) {
   task->tail_slot = request.tail_slot;
   await_layers(*task, *checked);
   for (size_t i = 0; i < checked->counts.size(); ++i) {
-    if (checked->counts[i].total == 0) continue;  // this source has nothing to send
+    if (checked->total == 0) break;  // everything is cached
     const auto source =
         std::ranges::find(request.sources, checked->prefill->ranks[i], &Source::rank);
     auto session = session_for(*source);
-    if (!session) return session.error();
-    auto flow = make_flow(request, *checked, i, **session);
-    if (!flow) return flow.error();
+    auto flow = session ? make_flow(request, *checked, i, **session)
+                        : Result<std::unique_ptr<Flow>>(session.error());
+    if (!flow) {
+      for (const auto& made : task->flows) release_records(*made);
+      return flow.error();
+    }
     (*flow)->task = task.get();
     task->flows.push_back(*std::move(flow));
   }
-  if (auto ok = lease_pages(*task); !ok) return ok;
+  if (auto ok = lease_pages(*task); !ok) {
+    for (const auto& made : task->flows) release_records(*made);
+    return ok;
+  }
   begin(std::move(task), request.deadline == Nanos{} ? options_.deadline : request.deadline);
   return {};
 }
@@ -375,7 +470,7 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
   tasks_[{task.id, task.attempt}] = std::move(owned);
   ++stats_.started;
   ++live_;
-  task.deadline = engine_.now() + deadline;
+  task.deadline = later(engine_.now(), deadline);
   deadlines_.add(task.deadline, tagged(DueKind::kTask, task.number));
   by_number_[task.number] = &task;
   std::vector<SourceSession*> sessions;
@@ -384,7 +479,13 @@ void DecoderCore::begin(std::unique_ptr<Task> owned, Nanos deadline) {
     flow->session->waiting.push_back(flow->number);
     sessions.push_back(flow->session);
   }
-  for (SourceSession* session : sessions) pump(*session);
+  for (SourceSession* session : sessions) {
+    const auto info = engine_.peer_info(session->peer);
+    const bool stalled = info && info->state == PeerState::kStalled;
+    // Requests before it were given up, or its stall was over before this decoder knew it.
+    if (stalled && session->stall_due == Nanos{}) watch_stall(*session);
+    pump(*session);
+  }
   update(task);  // complete at once if every token is cached
   erase_ended();
   wake();

@@ -106,6 +106,7 @@ std::vector<uint32_t> read_numbers(ByteReader& in, uint32_t most) {
 
 std::vector<std::byte> encode_hello(uint16_t channel, const Hello& hello) {
   ByteWriter out = begin_message(MessageKind::kHello, channel);
+  out.u64(hello.next_serial);
   out.bytes(hello.layout);
   return out.take();
 }
@@ -116,7 +117,7 @@ std::vector<std::byte> encode_grants(uint16_t channel, const Grants& grants) {
   out.u32(grants.generation);
   out.u32(grants.total);
   out.u32(grants.first);
-  out.u8(grants.has_tail ? 1 : 0);
+  out.u8(static_cast<uint8_t>((grants.has_tail ? 1 : 0) | (grants.has_staging ? 2 : 0)));
   out.u32(static_cast<uint32_t>(grants.descs.size()));
   for (const auto desc : grants.descs) {
     out.u16(static_cast<uint16_t>(desc.size()));
@@ -141,6 +142,8 @@ std::vector<std::byte> encode_dispatch(uint16_t channel, const Dispatch& dispatc
   out.u64(dispatch.tail_bytes_max);
   write_numbers(out, dispatch.cached_tokens);
   write_numbers(out, dispatch.counter_keys);
+  out.u64(dispatch.staging_record_bytes);
+  write_pages(out, dispatch.staging_records);
   out.u32(static_cast<uint32_t>(dispatch.pages.size()));
   for (const GroupPages& pages : dispatch.pages) write_pages(out, pages);
   out.u32(static_cast<uint32_t>(dispatch.info.size()));
@@ -204,7 +207,10 @@ Result<MessageHead> decode_head(std::span<const std::byte> bytes) {
 
 Result<Hello> decode_hello(std::span<const std::byte> bytes) {
   ByteReader in = message_body(bytes);
-  Hello hello{.layout = in.rest()};
+  Hello hello;
+  hello.next_serial = in.u64();
+  in.require(hello.next_serial > 0);
+  hello.layout = in.rest();
   return complete(in, hello, "hello");
 }
 
@@ -215,11 +221,12 @@ Result<Grants> decode_grants(std::span<const std::byte> bytes) {
   grants.generation = in.u32();
   grants.total = in.u32();
   grants.first = in.u32();
-  const uint8_t has_tail = in.u8();
-  grants.has_tail = has_tail == 1;
+  const uint8_t flags = in.u8();
+  grants.has_tail = (flags & 1) != 0;
+  grants.has_staging = (flags & 2) != 0;
   const uint32_t count = in.u32();
-  in.require(has_tail <= 1 && grants.set < kGrantSetsMax && grants.total > 0 &&
-             grants.total <= kRegionsMax + 1 && count > 0 && grants.first < grants.total &&
+  in.require(flags < 4 && grants.set < kGrantSetsMax && grants.total > 0 &&
+             grants.total <= kRegionsMax + 2 && count > 0 && grants.first < grants.total &&
              count <= grants.total - grants.first);
   for (uint32_t i = 0; i < count && in.ok(); ++i) {
     const uint16_t size = in.u16();
@@ -251,9 +258,13 @@ Result<Dispatch> decode_dispatch(std::span<const std::byte> bytes, uint64_t page
   dispatch.cached_tokens = read_numbers(in, kGroupsMax);
   // All groups together have no more layers than this.
   dispatch.counter_keys = read_numbers(in, kGroupsMax * kLayersMax + 1);
+  dispatch.staging_record_bytes = in.u64();
+  in.require(dispatch.staging_record_bytes <= kStagingRecordBytesMax);
+  uint64_t left = pages_max;
+  dispatch.staging_records = read_pages(in, left);
   const uint32_t groups = in.u32();
   in.require(groups <= kGroupsMax);
-  uint64_t left = pages_max;
+  left = pages_max;
   for (uint32_t i = 0; i < groups && in.ok(); ++i) dispatch.pages.push_back(read_pages(in, left));
   const uint32_t info_bytes = in.u32();
   in.require(info_bytes <= kInfoBytesMax);
@@ -282,7 +293,7 @@ Result<Refuse> decode_refuse(std::span<const std::byte> bytes) {
   refuse.serial = in.u64();
   refuse.load = read_load(in);
   const uint8_t code = in.u8();
-  in.require(code <= static_cast<uint8_t>(RefuseCode::kBadMessage));
+  in.require(code <= static_cast<uint8_t>(RefuseCode::kUnknownDecoder));
   refuse.code = static_cast<RefuseCode>(code);
   const uint16_t size = in.u16();
   in.require(size <= kRefuseTextMax);

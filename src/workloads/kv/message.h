@@ -12,12 +12,14 @@
 // What a decoder and a prefiller send each other: versioned little-endian bytes. Messages of one
 // session and channel arrive in the order of their submits; with writes they have no order.
 //
-// To the prefiller, on its channel: HELLO (the layout, once for a session), GRANTS (descriptors of
+// To the prefiller, on its channel: HELLO (the layout, before all others), GRANTS (descriptors of
 // a grant set, in parts), DISPATCH, CANCEL. Each names the channel on which the decoder listens. To
 // the decoder: ACCEPT, REFUSE, CONFIRM (the answer to CANCEL), FAILED, QUIET.
 //
 // A dispatch has a serial number, one more than the dispatch before it in this session. All later
-// messages about it name the serial number, not the id.
+// messages about it name the serial number, not the id. Its upper bits are the *incarnation* of the
+// decoder's session, which HELLO announces: a decoder or a prefiller that is opened again on its
+// engine and channel takes no message for one of its own that is about the other incarnation.
 
 namespace fabric::kv::wire {
 
@@ -25,6 +27,8 @@ inline constexpr uint8_t kVersion = 1;
 inline constexpr uint32_t kGrantSetsMax = 64;    ///< of a session
 inline constexpr uint32_t kRefuseTextMax = 200;  ///< bytes of Refuse::text
 inline constexpr uint64_t kAllLanded = UINT64_MAX;
+inline constexpr uint32_t kIncarnationShift = 40;
+constexpr uint64_t incarnation_of(uint64_t serial) { return serial >> kIncarnationShift; }
 
 enum class MessageKind : uint8_t {
   kHello = 1,
@@ -43,18 +47,22 @@ struct MessageHead {
   uint16_t channel = 0;  ///< where the sender listens
 };
 
+/// Sent again when it may be lost, or the prefiller does not know the incarnation.
 struct Hello {
+  uint64_t next_serial = 1;             ///< of the first dispatch after it
   std::span<const std::byte> layout{};  ///< encode(Layout)
 };
 
 /// Descriptors number `first` and following of `total`: the regions of the layout in their order,
-/// then the tail region, if there is one. A set number is used again with the next generation.
+/// then the tail region and the staging region, if there are. A set number is used again with the
+/// next generation. A part that begins at 0 begins the set again.
 struct Grants {
   uint32_t set = 0;
   uint32_t generation = 0;
   uint32_t total = 0;
   uint32_t first = 0;
   bool has_tail = false;
+  bool has_staging = false;
   std::vector<std::span<const std::byte>> descs{};
 };
 
@@ -81,6 +89,10 @@ struct Dispatch {
   /// Counter keys: one; or one for each layer with a count, ascending, and then one for the tail.
   std::vector<uint32_t> counter_keys{};
   std::vector<GroupPages> pages{};  ///< for each group of the plan
+  /// Staging records, one for each unit that this source sends staged: list by list, in the order
+  /// of the pair's groups. Record r begins at r * staging_record_bytes.
+  uint64_t staging_record_bytes = 0;
+  GroupPages staging_records{};
   std::vector<std::byte> info{};
 };
 
@@ -123,7 +135,8 @@ inline constexpr uint64_t kGrantsDescBytes = 2;
 Result<MessageHead> decode_head(std::span<const std::byte> bytes);
 
 // Each takes the complete message and refuses what is truncated, too long, or out of range
-// (kBadFormat). Spans point into `bytes`. `pages_max`: page entries of a dispatch, all groups.
+// (kBadFormat). Spans point into `bytes`. `pages_max`: page entries of a dispatch, all groups, and
+// as many staging records.
 Result<Hello> decode_hello(std::span<const std::byte> bytes);
 Result<Grants> decode_grants(std::span<const std::byte> bytes);
 Result<Dispatch> decode_dispatch(std::span<const std::byte> bytes, uint64_t pages_max);

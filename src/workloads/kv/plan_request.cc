@@ -182,7 +182,9 @@ Result<UnitIndices> unit_indices(const TransferPlan& plan, const PairPlan& pair,
   for (uint64_t unit = range.first; unit < range.end; ++unit) {
     if ((unit + seed % at.holders + pair.deal_offset) % at.holders != at.holder) continue;
     const uint64_t from = unit / source_units;
-    const uint64_t to = unit / target_units;
+    const uint64_t position = unit / target_units;
+    // Before target_first it wraps to a number past every size.
+    const uint64_t to = position - pages.target_first;
     if (from >= pages.source.size() || pages.source[from] >= group.source_pages) {
       return fail(Errc::kOutOfBounds, "source_pages: too few, or an id past the pool",
                   native_limit(group.source_pages));

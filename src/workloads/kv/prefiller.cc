@@ -12,6 +12,28 @@ struct Prefiller::Impl {
 
 namespace {
 
+Result<void> check_staging(const PrefillerOptions& options) {
+  if (options.staging_region == nullptr) return {};
+  if (options.staging_slot_bytes == 0 ||
+      options.staging_slot_bytes > options.staging_region->size_bytes()) {
+    return fail(Errc::kInvalidArgument, "staging_slot_bytes: 0, or larger than staging_region");
+  }
+  if (options.staging_region->bytes().empty()) {
+    return fail(Errc::kUnsupported, "staging_region: not host memory");
+  }
+  const std::vector<uint64_t>& sizes = options.side.ranks[options.rank].region_bytes;
+  bool enough = options.staging_sources.size() == sizes.size();
+  for (size_t i = 0; enough && i < sizes.size(); ++i) {
+    enough = options.staging_sources[i].size() >= sizes[i];
+  }
+  if (!enough) {
+    return fail(Errc::kInvalidArgument,
+                "staging_sources: not the bytes of each region of the layout",
+                static_cast<int32_t>(sizes.size()));
+  }
+  return {};
+}
+
 Result<void> check_prefiller(const PrefillerOptions& options) {
   // encode() checks every layout and their order.
   if (auto ok = encode(options.side); !ok) return ok.error();
@@ -24,6 +46,7 @@ Result<void> check_prefiller(const PrefillerOptions& options) {
     return fail(Errc::kInvalidArgument, "regions: not one for each region of the layout",
                 static_cast<int32_t>(regions));
   }
+  if (auto ok = check_staging(options); !ok) return ok;
   const char* wrong = options.requests_max == 0          ? "requests_max"
                       : options.offers_max == 0          ? "offers_max"
                       : options.decoders_max == 0        ? "decoders_max"

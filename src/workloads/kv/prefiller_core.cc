@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "base/check.h"
+
 // The life of offers and targets.
 
 namespace fabric::kv::prefill {
@@ -34,7 +36,11 @@ PrefillerCore::PrefillerCore(Engine& engine, const PrefillerOptions& options, In
       options_(options),
       layers_(layers_of(options.side.ranks[options.rank])),
       passes_(options.passes_max),
-      inbox_(std::move(inbox)) {}
+      inbox_(std::move(inbox)) {
+  if (options_.staging_region == nullptr) return;
+  const uint64_t slots = options_.staging_region->size_bytes() / options_.staging_slot_bytes;
+  slots_ = PagePool(static_cast<uint32_t>(std::min<uint64_t>(slots, 1u << 24)));
+}
 
 PrefillerCore::~PrefillerCore() {
   watcher_.reset();  // waits for on_word(), which takes the lock
@@ -141,7 +147,7 @@ Result<void> PrefillerCore::offer(const OfferRequest& request) {
     }
   }
   if (offer->targets_seen < offer->targets_wanted) {
-    offer->due = engine_.now() + options_.offer_wait;
+    offer->due = later(engine_.now(), options_.offer_wait);
     deadlines_.add(offer->due, tagged(DueKind::kOffer, offer->number));
   }
   wake();
@@ -229,10 +235,11 @@ PrefillerStats PrefillerCore::stats() const {
     out.waiting += offer->offered ? 0 : offer->targets.size();
   }
   out.dispatches = targets_.size();
-  out.blocked = blocked_.size();
+  for (const auto& [peer, targets] : blocked_) out.blocked += targets.size();
   out.decoders = sessions_.size();
   out.tombstones = ended_.size();
   out.passes = pass_count_;
+  out.staging_slots = slots_.size() - slots_.free();
   return out;
 }
 
@@ -240,9 +247,11 @@ PrefillerStats PrefillerCore::stats() const {
 
 void PrefillerCore::work() {
   Event batch[64];
-  while (events_.size() < kEventsMax) {
+  // Bounded, also when a peer sends faster than this reads. The rest is for the next call.
+  for (uint32_t taken = 0; events_.size() < kEventsMax && taken < options_.inbox_depth;) {
     const uint32_t n = inbox_.poll(batch);
     if (n == 0) break;
+    taken += n;
     for (uint32_t i = 0; i < n; ++i) handle(batch[i]);
   }
   while (const auto what = deadlines_.take(engine_.now())) due(*what);
@@ -267,6 +276,13 @@ void PrefillerCore::handle(const Event& event) {
         seal_ended(*found->second, event);
       }
       return;
+    case TagKind::kStaged: {
+      // Completed or not, it does not read its slots any more. work() resumes what waits for them.
+      const auto write = staged_writes_.find(tag_number(event.tag));
+      FABRIC_CHECK(write != staged_writes_.end() && slots_.release(write->second));
+      staged_writes_.erase(write);
+      return;
+    }
     case TagKind::kOther:
       return;
   }
@@ -280,17 +296,22 @@ void PrefillerCore::peer_changed(const Event& event) {
     lost.push_back(it->first);
   }
   for (const auto& key : lost) {
-    DecoderSession& session = *sessions_[key];
-    const std::map<uint64_t, Target*> targets = std::exchange(session.targets, {});
-    for (const auto& [serial, target] : targets) {
-      target->session = nullptr;
-      if (target->end == Target::End::kNone) {
-        emit(*target->offer, PrefillEvent::Kind::kDecoderLost).peer = session.peer;
-      }
-      target->end = Target::End::kLost;
-      stop(*target, Target::End::kLost);
-    }
+    lose_targets(*sessions_[key]);
     sessions_.erase(key);
+  }
+}
+
+/// Their decoder does not wait for them any more.
+void PrefillerCore::lose_targets(DecoderSession& session) {
+  const std::map<uint64_t, Target*> targets = std::exchange(session.targets, {});
+  for (const auto& [serial, target] : targets) {
+    target->session = nullptr;
+    if (target->end == Target::End::kNone) {
+      emit(*target->offer, PrefillEvent::Kind::kDecoderLost).peer = session.peer;
+    }
+    // A duplicate stays one: its offer does not count it.
+    if (target->end != Target::End::kDuplicate) target->end = Target::End::kLost;
+    stop(*target, Target::End::kLost);
   }
 }
 
@@ -372,7 +393,7 @@ void PrefillerCore::end_target(Target& target) {
   HeldOffer& offer = *target.offer;
   clear_due(target);
   if (target.session != nullptr) target.session->targets.erase(target.serial);
-  std::erase(blocked_, &target);
+  if (target.blocked) std::erase(blocked_[target.peer], &target);
   targets_.erase(target.number);
   if (target.end != Target::End::kDuplicate) ++offer.targets_ended;
   const auto found = std::ranges::find_if(

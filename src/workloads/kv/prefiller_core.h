@@ -23,6 +23,7 @@
 namespace fabric::kv::prefill {
 
 using workloads::Deadlines;
+using workloads::later;
 
 struct HeldOffer;
 struct DecoderSession;
@@ -32,8 +33,9 @@ enum class TagKind : uint8_t {
   kEngine,  ///< peers and room
   kTimer,
   kWake,
-  kSeal,   ///< target
-  kOther,  ///< answers: when one is lost, the decoder asks again, then fences
+  kSeal,    ///< target
+  kStaged,  ///< a staged write: its slots are free
+  kOther,   ///< answers: when one is lost, the decoder asks again, then fences
 };
 
 enum class DueKind : uint8_t {
@@ -62,6 +64,7 @@ struct DecoderPlan {
   TransferPlan plan{};
   const PairPlan* pair = nullptr;  ///< nullptr: nothing in common with this rank
   size_t regions = 0;
+  size_t slices = 0;
   std::vector<uint32_t> first_list{};  ///< of each group of the pair
   uint32_t lists = 0;
   std::vector<std::vector<StepPart>> steps{};
@@ -71,6 +74,7 @@ struct ImportedSet {
   uint32_t generation = 0;
   uint32_t total = 0;
   bool has_tail = false;
+  bool has_staging = false;
   bool bad = false;  ///< a descriptor could not be imported, or a part is missing
   std::vector<RemoteRegion> regions{};
 };
@@ -81,17 +85,25 @@ struct MissedSerials {
   uint64_t last = 0;
 };
 
+/// The units of the current chunk that are sent staged, of one list. Entry n of the two vectors is
+/// one unit.
+struct StagedUnits {
+  std::vector<uint32_t> source{};   ///< UnitIndices::source
+  std::vector<uint32_t> records{};  ///< of the decoder
+};
+
 struct Target {
   enum class End : uint8_t { kNone, kByDecoder, kHere, kFailed, kNotOffered, kDuplicate, kLost };
   uint64_t number = 0;
   uint64_t serial = 0;
+  PeerId peer{};
   DecoderSession* session = nullptr;
   HeldOffer* offer = nullptr;
   std::shared_ptr<const DecoderPlan> plan{};
   std::shared_ptr<const ImportedSet> regions{};
   RequestTokens tokens{};
-  std::vector<std::vector<uint32_t>> pages{};  ///< of the decoder, for each group of the plan
-  std::vector<CounterKey> layer_keys{};        ///< for each step; empty: `counter_key` for all
+  std::vector<wire::GroupPages> pages{};  ///< of the decoder, for each group of the plan
+  std::vector<CounterKey> layer_keys{};   ///< for each step; empty: `counter_key` for all
   CounterKey counter_key{};
   CounterKey tail_key{};
   bool wants_quiet = false;
@@ -109,9 +121,14 @@ struct Target {
   uint32_t step = 0;
   uint32_t part = 0;
   uint32_t slice = 0;
-  bool prepared = false;  ///< the lists are those of `chunk`
+  uint32_t staged = 0;       ///< after the slices: this staged write of the part
+  uint32_t staged_unit = 0;  ///< and from this unit on
+  bool prepared = false;     ///< the lists are those of `chunk`
   std::vector<PageList> source_lists{};
   std::vector<PageList> target_lists{};
+  uint64_t staging_record_bytes = 0;
+  std::vector<std::vector<uint32_t>> records{};  ///< of the whole request, for each list
+  std::vector<StagedUnits> staged_units{};       ///< for each list
 
   explicit Target(Batch made) : batch(std::move(made)) {}
 };
@@ -148,6 +165,9 @@ struct DecoderSession {
   uint16_t channel = 0;
   std::shared_ptr<const DecoderPlan> plan{};
   std::map<uint32_t, std::shared_ptr<ImportedSet>> sets{};
+  /// The lowest serial number that can have come to this prefiller. Those of its incarnation below
+  /// may be those of an earlier prefiller on this engine.
+  uint64_t first = 0;
   uint64_t seen = 0;  ///< the largest serial number received
   std::deque<MissedSerials> missed{};
   std::map<uint64_t, Target*> targets{};  ///< by serial number
@@ -184,11 +204,16 @@ class PrefillerCore {
 
  private:
   using OfferId = std::pair<std::string, uint32_t>;
+  struct QueuedAnswer {
+    uint16_t channel = 0;
+    std::vector<std::byte> bytes{};
+  };
 
   // prefiller_core.cc
   void work();
   void handle(const Event& event);
   void peer_changed(const Event& event);
+  void lose_targets(DecoderSession& session);
   void due(uint64_t what);
   HeldOffer* find_offer(std::string_view id, uint32_t attempt) const;
   HeldOffer& make_offer(const std::string& id, uint32_t attempt);
@@ -207,8 +232,10 @@ class PrefillerCore {
 
   // prefiller_messages.cc
   void message(const Event& event);
-  void hello(DecoderSession& session, std::span<const std::byte> bytes);
+  void hello(PeerId peer, uint16_t channel, std::span<const std::byte> bytes);
+  void from_unknown(PeerId peer, wire::MessageHead head, std::span<const std::byte> bytes);
   std::shared_ptr<const DecoderPlan> plan_for(std::span<const std::byte> layout);
+  bool make_room_for(const DecoderPlan& plan);
   void grants(DecoderSession& session, std::span<const std::byte> bytes);
   void dispatch(DecoderSession& session, std::span<const std::byte> bytes);
   /// Why a dispatch is refused: a code, and a text.
@@ -221,13 +248,16 @@ class PrefillerCore {
   Refusing check_offer_of(const DecoderSession& session, const wire::Dispatch& dispatch) const;
   Refusing check_pages(const DecoderSession& session, const wire::Dispatch& dispatch) const;
   void accept(DecoderSession& session, wire::Dispatch& dispatch, Batch batch);
+  void set_records(Target& target, const wire::Dispatch& dispatch) const;
   void set_counter_keys(Target& target, const wire::Dispatch& dispatch) const;
   void note_serial(DecoderSession& session, uint64_t serial);
   static bool was_missed(const DecoderSession& session, uint64_t serial);
   void cancel_message(DecoderSession& session, std::span<const std::byte> bytes);
+  void cancel_unknown(DecoderSession& session, uint64_t serial);
   void refuse(DecoderSession& session, uint64_t serial, const Refusing& refusing);
   void send(const DecoderSession& session, std::vector<std::byte> bytes);
   void flush_answers();
+  void flush(PeerId peer, std::deque<QueuedAnswer>& queue);
   PrefillLoad current_load() const;
 
   // prefiller_push.cc
@@ -237,19 +267,15 @@ class PrefillerCore {
   enum class Push : uint8_t { kDone, kNoRoom, kFailed };
   Push prepare(Target& target, const PassChunk& chunk);
   Push push_step(Target& target);
+  Push push_staged(Target& target, const StepPart& part, CounterKey counter_key);
   Push push_tail(Target& target);
   Push pushed(Target& target, const Result<OpId>& submitted);
   bool block(Target& target);
   void resume_blocked();
+  void resume(std::deque<Target*>& blocked);
   void stop(Target& target, Target::End end);
   bool seal(Target& target);
   Result<void> check_entry(const PassEntry& entry) const;
-
-  struct QueuedAnswer {
-    PeerId peer{};
-    uint16_t channel = 0;
-    std::vector<std::byte> bytes{};
-  };
 
   mutable std::mutex mutex_;
   Engine& engine_;
@@ -267,10 +293,15 @@ class PrefillerCore {
   size_t pass_count_ = 0;
   uint64_t announced_ = 0;  ///< steps of all passes so far
   uint64_t steps_ = 0;      ///< of those, done
-  std::deque<Target*> blocked_;
-  std::vector<std::unique_ptr<Target>> dead_targets_;  ///< freed at the end of the call
+  // What found no room in the engine, for each decoder: one that does not take its share keeps
+  // only its own waiting.
+  std::map<PeerId, std::deque<Target*>> blocked_;
+  PeerId first_resumed_{};  ///< last time: the others have their turn before it
+  std::map<PeerId, std::deque<QueuedAnswer>> answers_;
+  PagePool slots_{0};                                        ///< of the staging region
+  std::map<uint64_t, std::vector<uint32_t>> staged_writes_;  ///< the slots that each one reads
+  std::vector<std::unique_ptr<Target>> dead_targets_;        ///< freed at the end of the call
   std::vector<std::unique_ptr<HeldOffer>> dead_offers_;
-  std::deque<QueuedAnswer> answers_;  ///< the engine had no room for them
   Deadlines deadlines_;
   std::deque<PrefillEvent> events_;
   uint64_t next_number_ = 1;

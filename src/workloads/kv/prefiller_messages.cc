@@ -11,9 +11,11 @@ namespace fabric::kv::prefill {
 namespace {
 
 constexpr size_t kPlansMax = 256;
+constexpr size_t kSlicesMax = 1u << 21;  ///< of all plans together, some 100 bytes each
 constexpr size_t kMissedMax = 1024;
-constexpr size_t kAnswersMax = 65536;   ///< that wait for room in the engine
+constexpr size_t kAnswersMax = 16384;   ///< to a decoder, that wait for room in the engine
 constexpr uint32_t kTargetsMax = 1024;  ///< of a request that is not offered yet
+constexpr const char* kNoHello = "this prefiller does not know the decoder's layout yet";
 
 /// The plan by step: what each layer of this rank sends of each group.
 void arrange(DecoderPlan& out, std::span<const uint32_t> layers) {
@@ -31,9 +33,13 @@ void arrange(DecoderPlan& out, std::span<const uint32_t> layers) {
   }
 }
 
-bool has_staged(const PairPlan& pair) {
-  return std::ranges::any_of(pair.groups,
-                             [](const PairGroup& group) { return !group.staged.empty(); });
+/// What the largest unit of a staged write takes; 0: nothing is staged.
+uint64_t largest_staged_bytes(const PairPlan& pair) {
+  uint64_t most = 0;
+  for (const PairGroup& group : pair.groups) {
+    for (const StagedWrite& write : group.staged) most = std::max(most, write.bytes);
+  }
+  return most;
 }
 
 }  // namespace
@@ -47,22 +53,13 @@ void PrefillerCore::message(const Event& event) {
     ++stats_.bad_messages;
     return;
   }
-  const std::pair key{event.peer, head->channel};
-  auto found = sessions_.find(key);
-  if (found == sessions_.end()) {
-    if (sessions_.size() >= options_.decoders_max) {
-      ++stats_.bad_messages;
-      return;
-    }
-    auto session = std::make_unique<DecoderSession>();
-    session->peer = event.peer;
-    session->channel = head->channel;
-    found = sessions_.emplace(key, std::move(session)).first;
+  if (head->kind == wire::MessageKind::kHello) {
+    return hello(event.peer, head->channel, event.bytes());
   }
+  const auto found = sessions_.find({event.peer, head->channel});
+  if (found == sessions_.end()) return from_unknown(event.peer, *head, event.bytes());
   DecoderSession& session = *found->second;
   switch (head->kind) {
-    case wire::MessageKind::kHello:
-      return hello(session, event.bytes());
     case wire::MessageKind::kGrants:
       return grants(session, event.bytes());
     case wire::MessageKind::kDispatch:
@@ -72,14 +69,56 @@ void PrefillerCore::message(const Event& event) {
   }
 }
 
-void PrefillerCore::hello(DecoderSession& session, std::span<const std::byte> bytes) {
+void PrefillerCore::hello(PeerId peer, uint16_t channel, std::span<const std::byte> bytes) {
   const auto hello = wire::decode_hello(bytes);
-  // Once: targets hold pointers into the plan, and a decoder's layout does not change.
-  if (!hello || session.plan != nullptr) {
+  if (!hello) {
     ++stats_.bad_messages;
     return;
   }
-  session.plan = plan_for(hello->layout);
+  auto found = sessions_.find({peer, channel});
+  if (found == sessions_.end()) {
+    // Its dispatches are refused with kCapacity, see from_unknown().
+    if (sessions_.size() >= options_.decoders_max) return;
+    auto made = std::make_unique<DecoderSession>();
+    made->peer = peer;
+    made->channel = channel;
+    found = sessions_.emplace(std::pair{peer, channel}, std::move(made)).first;
+  }
+  DecoderSession& session = *found->second;
+  if (session.plan == nullptr ||
+      wire::incarnation_of(hello->next_serial) != wire::incarnation_of(session.first)) {
+    // The decoder was opened again: what the one before it had asked for is not wanted any more.
+    lose_targets(session);
+    session.sets.clear();
+    session.missed.clear();
+    session.first = hello->next_serial;
+    session.seen = hello->next_serial - 1;
+    session.plan = plan_for(hello->layout);
+  } else if (session.plan->refused == RefuseCode::kCapacity) {
+    session.plan = plan_for(hello->layout);
+  }
+}
+
+/// Only HELLO makes a session. Without one nothing is known about a dispatch, and nothing about the
+/// writes of one that is to be cancelled: an earlier prefiller on this engine may have made some.
+void PrefillerCore::from_unknown(PeerId peer, wire::MessageHead head,
+                                 std::span<const std::byte> bytes) {
+  DecoderSession none;
+  none.peer = peer;
+  none.channel = head.channel;
+  if (head.kind == wire::MessageKind::kDispatch) {
+    ByteReader in(bytes);
+    in.bytes(5);
+    const uint64_t serial = in.u64();
+    if (in.ok() && sessions_.size() >= options_.decoders_max) {
+      return refuse(none, serial,
+                    {RefuseCode::kCapacity, "this prefiller has as many decoders as it may"});
+    }
+    if (in.ok()) return refuse(none, serial, {RefuseCode::kUnknownDecoder, kNoHello});
+  } else if (head.kind == wire::MessageKind::kCancel) {
+    if (const auto serial = wire::decode_cancel(bytes)) return cancel_unknown(none, *serial);
+  }
+  ++stats_.bad_messages;
 }
 
 std::shared_ptr<const DecoderPlan> PrefillerCore::plan_for(std::span<const std::byte> layout) {
@@ -105,16 +144,38 @@ std::shared_ptr<const DecoderPlan> PrefillerCore::plan_for(std::span<const std::
     const auto pair = find_pair(out->plan, options_.rank, 0);
     if (!pair) {
       refuse("this prefill rank has nothing that the decode rank needs");
-    } else if (has_staged(out->plan.pairs[*pair])) {
-      refuse("the plan has staged writes, which are not supported yet");
+    } else if (largest_staged_bytes(out->plan.pairs[*pair]) > options_.staging_slot_bytes) {
+      refuse("the plan has staged writes, and staging_region is not there or its slots are small");
     } else {
       out->pair = &out->plan.pairs[*pair];
       arrange(*out, layers_);
     }
   }
-  if (plans_.size() >= kPlansMax) plans_.erase(plans_.begin());
-  plans_.emplace(key, out);
-  return out;
+  for (const PairPlan& pair : out->plan.pairs) {
+    for (const PairGroup& group : pair.groups) out->slices += group.slices.size();
+  }
+  if (make_room_for(*out)) {
+    plans_.emplace(key, out);
+    return out;
+  }
+  auto full = std::make_shared<DecoderPlan>();
+  full->refused = RefuseCode::kCapacity;
+  full->text = "the plans of all decoder layouts here are too large together";
+  return full;
+}
+
+/// Forgets plans of decoders that are gone, when there are too many. False: those in use leave no
+/// room for this one.
+bool PrefillerCore::make_room_for(const DecoderPlan& plan) {
+  size_t slices = plan.slices;
+  for (const auto& [layout, held] : plans_) slices += held->slices;
+  for (auto at = plans_.begin(); at != plans_.end();) {
+    if (plans_.size() < kPlansMax && slices <= kSlicesMax) return true;
+    const bool unused = at->second.use_count() == 1;
+    if (unused) slices -= at->second->slices;
+    at = unused ? plans_.erase(at) : std::next(at);
+  }
+  return plans_.size() < kPlansMax && slices <= kSlicesMax;
 }
 
 void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> bytes) {
@@ -124,11 +185,13 @@ void PrefillerCore::grants(DecoderSession& session, std::span<const std::byte> b
     return;
   }
   std::shared_ptr<ImportedSet>& set = session.sets[grants->set];
-  if (set == nullptr || set->generation != grants->generation) {
+  const bool begins = grants->first == 0;
+  if (set == nullptr || set->generation != grants->generation || begins) {
     set = std::make_shared<ImportedSet>();
     set->generation = grants->generation;
     set->total = grants->total;
     set->has_tail = grants->has_tail;
+    set->has_staging = grants->has_staging;
   }
   // Parts arrive in order; a missing one makes the set unusable.
   if (grants->first != set->regions.size() || grants->total != set->total) set->bad = true;
@@ -162,11 +225,14 @@ bool PrefillerCore::was_missed(const DecoderSession& session, uint64_t serial) {
 void PrefillerCore::dispatch(DecoderSession& session, std::span<const std::byte> bytes) {
   const uint64_t pages_max = uint64_t{options_.prompt_tokens_max} * 2;
   auto dispatch = wire::decode_dispatch(bytes, pages_max);
+  ByteReader in(bytes);
+  in.bytes(5);
+  const uint64_t serial = in.u64();
+  if (in.ok() && wire::incarnation_of(serial) != wire::incarnation_of(session.first)) {
+    return refuse(session, serial, {RefuseCode::kUnknownDecoder, kNoHello});
+  }
   if (!dispatch) {
     ++stats_.bad_messages;
-    ByteReader in(bytes);
-    in.bytes(5);
-    const uint64_t serial = in.u64();
     if (!in.ok() || serial <= session.seen) return;
     note_serial(session, serial);
     return refuse(session, serial, {RefuseCode::kBadMessage, dispatch.error().what});
@@ -197,7 +263,6 @@ PrefillerCore::Refusing PrefillerCore::check_session(const DecoderSession& sessi
   if (targets_.size() >= options_.requests_max) {
     return {RefuseCode::kCapacity, "this prefiller holds as many requests as it may"};
   }
-  if (session.plan == nullptr) return {RefuseCode::kLayout, "the decoder's layout did not come"};
   const DecoderPlan& plan = *session.plan;
   if (plan.refused != RefuseCode::kNone) return {plan.refused, plan.text};
   if (plan.plan.target_hashes[0] != dispatch.plan_hash) {
@@ -207,10 +272,14 @@ PrefillerCore::Refusing PrefillerCore::check_session(const DecoderSession& sessi
   const bool usable = set != session.sets.end() && !set->second->bad &&
                       set->second->generation == dispatch.set_generation &&
                       set->second->regions.size() == set->second->total &&
-                      set->second->total == plan.regions + (set->second->has_tail ? 1 : 0);
+                      set->second->total == plan.regions + (set->second->has_tail ? 1 : 0) +
+                                                (set->second->has_staging ? 1 : 0);
   if (!usable) return {RefuseCode::kGrants, "the descriptors are not there, or not importable"};
   if (dispatch.has_tail && !set->second->has_tail) {
     return {RefuseCode::kGrants, "a tail is wanted, and there is no tail region"};
+  }
+  if (!dispatch.staging_records.ids.empty() && !set->second->has_staging) {
+    return {RefuseCode::kGrants, "staging records without a staging region"};
   }
   return {};
 }
@@ -231,7 +300,9 @@ PrefillerCore::Refusing PrefillerCore::check_request(const DecoderSession& sessi
   if (!counted) return {RefuseCode::kPages, counted.error().what};
   const auto with_count = static_cast<size_t>(
       std::ranges::count_if(counted->layers, [](const LayerCount& l) { return l.count > 0; }));
-  const size_t wanted = dispatch.per_layer ? with_count + (dispatch.has_tail ? 1 : 0) : 1;
+  const size_t with_tail = dispatch.has_tail ? 1 : 0;
+  const size_t wanted =
+      dispatch.per_layer ? with_count + with_tail : std::min<size_t>(with_count + with_tail, 1);
   if (dispatch.counter_keys.size() != wanted) {
     return {RefuseCode::kPages, "another number of counter keys than of layers"};
   }
@@ -241,18 +312,38 @@ PrefillerCore::Refusing PrefillerCore::check_request(const DecoderSession& sessi
 PrefillerCore::Refusing PrefillerCore::check_pages(const DecoderSession& session,
                                                    const wire::Dispatch& dispatch) const {
   const DecoderPlan& plan = *session.plan;
-  const RequestTokens tokens{dispatch.prompt_tokens, dispatch.cached_tokens, 0};
+  const RequestTokens tokens{dispatch.prompt_tokens, dispatch.cached_tokens,
+                             request_seed(dispatch.id)};
+  uint64_t records = 0;
+  std::vector<bool> sends(dispatch.pages.size(), false);
   for (const PairGroup& group : plan.pair->groups) {
     const auto units = request_units(plan.plan, group.group, tokens);
     if (!units) return {RefuseCode::kPages, units.error().what};
     const wire::GroupPages& pages = dispatch.pages[group.group];
     if (units->size() == 0) continue;
+    sends[group.group] = true;
+    for (const UnitList& list : group.lists) {
+      if (list.staging_record_bytes == 0) continue;
+      if (list.staging_record_bytes > dispatch.staging_record_bytes) {
+        return {RefuseCode::kPages, "staging records that are too small"};
+      }
+      records += dealt_units(*plan.pair, list, *units, tokens.seed);
+    }
     const PagePositions at = target_positions(plan.plan.groups[group.group], *units);
     if (pages.first != at.first || pages.ids.size() != at.end - at.first) {
       return {RefuseCode::kPages, "page lists that do not fit the prompt"};
     }
     for (const uint32_t id : pages.ids) {
       if (id >= group.target_pages) return {RefuseCode::kPages, "a page id past the pool"};
+    }
+  }
+  if (dispatch.staging_records.ids.size() != records) {
+    return {RefuseCode::kPages, "another number of staging records than of staged units"};
+  }
+  // They would be kept with the request, whatever their size.
+  for (size_t g = 0; g < sends.size(); ++g) {
+    if (!sends[g] && (dispatch.pages[g].first != 0 || !dispatch.pages[g].ids.empty())) {
+      return {RefuseCode::kPages, "pages of a group that this rank sends nothing of"};
     }
   }
   return {};
@@ -295,12 +386,32 @@ void PrefillerCore::set_counter_keys(Target& target, const wire::Dispatch& dispa
   }
 }
 
+/// The records by list, as check_pages() has counted them.
+void PrefillerCore::set_records(Target& target, const wire::Dispatch& dispatch) const {
+  const DecoderPlan& plan = *target.plan;
+  target.staging_record_bytes = dispatch.staging_record_bytes;
+  target.records.resize(plan.lists);
+  target.staged_units.resize(plan.lists);
+  auto next = dispatch.staging_records.ids.begin();
+  for (size_t g = 0; g < plan.pair->groups.size(); ++g) {
+    const PairGroup& group = plan.pair->groups[g];
+    const auto units = request_units(plan.plan, group.group, target.tokens);
+    for (uint32_t n = 0; n < group.lists.size(); ++n) {
+      if (group.lists[n].staging_record_bytes == 0) continue;
+      const uint32_t count = dealt_units(*plan.pair, group.lists[n], *units, target.tokens.seed);
+      target.records[plan.first_list[g] + n].assign(next, next + count);
+      next += count;
+    }
+  }
+}
+
 void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Batch batch) {
   HeldOffer* offer = find_offer(dispatch.id, dispatch.attempt);
   if (offer == nullptr) offer = &make_offer(dispatch.id, dispatch.attempt);
   auto target = std::make_unique<Target>(std::move(batch));
   target->number = next_number_++;
   target->serial = dispatch.serial;
+  target->peer = session.peer;
   target->session = &session;
   target->offer = offer;
   target->plan = session.plan;
@@ -310,14 +421,11 @@ void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Ba
   target->has_tail = dispatch.has_tail;
   target->tail_offset = dispatch.tail_offset;
   target->tail_bytes_max = dispatch.tail_bytes_max;
-  for (wire::GroupPages& pages : dispatch.pages) {
-    std::vector<uint32_t> ids(pages.ids.empty() ? 0 : pages.first, 0);
-    ids.insert(ids.end(), pages.ids.begin(), pages.ids.end());
-    target->pages.push_back(std::move(ids));
-  }
+  target->pages = std::move(dispatch.pages);
   target->source_lists.resize(target->plan->lists);
   target->target_lists.resize(target->plan->lists);
   if (!dispatch.counter_keys.empty()) set_counter_keys(*target, dispatch);
+  set_records(*target, dispatch);
   session.targets[target->serial] = target.get();
   targets_[target->number] = target.get();
   ++offer->targets_seen;
@@ -328,7 +436,7 @@ void PrefillerCore::accept(DecoderSession& session, wire::Dispatch& dispatch, Ba
   event.prompt_tokens = dispatch.prompt_tokens;
   event.info = std::move(dispatch.info);
   if (!offer->offered) {
-    target->due = engine_.now() + options_.offer_wait;
+    target->due = later(engine_.now(), options_.offer_wait);
     deadlines_.add(target->due, tagged(DueKind::kTarget, target->number));
   }
   offer->targets.push_back(std::move(target));
@@ -349,6 +457,10 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
     }
     return;  // the report of its batch is answered
   }
+  if (*serial < session.first ||
+      wire::incarnation_of(*serial) != wire::incarnation_of(session.first)) {
+    return cancel_unknown(session, *serial);
+  }
   // It is over here: everything was sent, or an answer that says otherwise is already in flight. Or
   // its dispatch never arrived: messages are ordered, so it cannot arrive any more.
   const bool missed = was_missed(session, *serial);
@@ -357,6 +469,12 @@ void PrefillerCore::cancel_message(DecoderSession& session, std::span<const std:
   stats_.early_cancels += missed ? 1 : 0;
   send(session, wire::encode_ended(options_.channel, wire::MessageKind::kConfirm,
                                    {*serial, missed ? 0 : wire::kAllLanded, 0}));
+}
+
+/// One write of unknown fate: the decoder has to fence.
+void PrefillerCore::cancel_unknown(DecoderSession& session, uint64_t serial) {
+  ++stats_.stale_messages;
+  send(session, wire::encode_ended(options_.channel, wire::MessageKind::kConfirm, {serial, 0, 1}));
 }
 
 // ---- Answers ------------------------------------------------------------------------------------
@@ -380,22 +498,31 @@ void PrefillerCore::refuse(DecoderSession& session, uint64_t serial, const Refus
 void PrefillerCore::send(const DecoderSession& session, std::vector<std::byte> bytes) {
   // Only a peer that floods this engine with requests gets here. They stay unanswered, and its
   // decoder fences.
-  if (answers_.size() >= kAnswersMax) return;
-  answers_.push_back({session.peer, session.channel, std::move(bytes)});
-  flush_answers();
+  std::deque<QueuedAnswer>& queue = answers_[session.peer];
+  if (queue.size() >= kAnswersMax) return;
+  queue.push_back({session.channel, std::move(bytes)});
+  if (queue.size() > 1) return;  // no room for the one before it: work() tries again
+  flush(session.peer, queue);
+  if (queue.empty()) answers_.erase(session.peer);
 }
 
-/// In order: an answer that the engine has no room for waits, and so do all after it.
 void PrefillerCore::flush_answers() {
-  while (!answers_.empty()) {
-    const QueuedAnswer& answer = answers_.front();
+  for (auto at = answers_.begin(); at != answers_.end();) {
+    flush(at->first, at->second);
+    at = at->second.empty() ? answers_.erase(at) : std::next(at);
+  }
+}
+
+/// In order: an answer that the engine has no room for waits, and so do all after it to that peer.
+void PrefillerCore::flush(PeerId peer, std::deque<QueuedAnswer>& queue) {
+  while (!queue.empty()) {
     const auto sent =
-        engine_.submit(Send{.peer = answer.peer,
-                            .channel = answer.channel,
-                            .bytes = answer.bytes,
+        engine_.submit(Send{.peer = peer,
+                            .channel = queue.front().channel,
+                            .bytes = queue.front().bytes,
                             .notify = Notify::inbox(inbox_, tagged(TagKind::kOther))});
     if (!sent && sent.error().code == Errc::kExhausted) return;
-    answers_.pop_front();
+    queue.pop_front();
   }
 }
 

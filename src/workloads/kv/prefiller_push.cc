@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/check.h"
 #include "workloads/kv/prefiller_core.h"
 
 // Passes and pushes. A target records its next write; every event that allows more writes (steps
@@ -13,6 +14,9 @@ namespace {
 int32_t error_value(uint64_t value) {
   return static_cast<int32_t>(std::min<uint64_t>(value, INT32_MAX));
 }
+
+/// Of one staged write: bounds the page indices that it takes from the engine's arena.
+constexpr uint32_t kStagedUnitsMax = 1024;
 
 /// Pages that a prompt's first `tokens` tokens take.
 uint64_t pages_of(const CacheGroup& group, uint64_t tokens) {
@@ -170,6 +174,7 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
   const DecoderPlan& plan = *target.plan;
   std::fill(target.source_lists.begin(), target.source_lists.end(), PageList());
   std::fill(target.target_lists.begin(), target.target_lists.end(), PageList());
+  std::fill(target.staged_units.begin(), target.staged_units.end(), StagedUnits());
   const auto failed = [&](const Error& error) {
     if (error.code == Errc::kExhausted) return Push::kNoRoom;
     stop(target, Target::End::kFailed);
@@ -183,7 +188,9 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
     for (uint32_t n = 0; n < group.lists.size(); ++n) {
       if (dealt_units(*plan.pair, group.lists[n], *range, target.tokens.seed) == 0) continue;
       const auto at = unit_indices(plan.plan, *plan.pair, group, n, *range, target.tokens.seed,
-                                   {.source = pages, .target = target.pages[group.group]});
+                                   {.source = pages,
+                                    .target = target.pages[group.group].ids,
+                                    .target_first = target.pages[group.group].first});
       if (!at) return failed(at.error());
       auto source = engine_.make_page_list(std::span<const uint32_t>(at->source));
       if (!source) return failed(source.error());
@@ -191,6 +198,15 @@ PrefillerCore::Push PrefillerCore::prepare(Target& target, const PassChunk& chun
       if (!there) return failed(there.error());
       target.source_lists[plan.first_list[g] + n] = *std::move(source);
       target.target_lists[plan.first_list[g] + n] = *std::move(there);
+      if (group.lists[n].staging_record_bytes == 0) continue;
+      // The records of the units before this chunk come first.
+      const auto all = request_units(plan.plan, group.group, target.tokens);
+      const std::vector<uint32_t>& records = target.records[plan.first_list[g] + n];
+      const auto first =
+          records.begin() +
+          dealt_units(*plan.pair, group.lists[n], {all->first, range->first}, target.tokens.seed);
+      const auto units = static_cast<std::ptrdiff_t>(at->source.size());
+      target.staged_units[plan.first_list[g] + n] = {at->source, {first, first + units}};
     }
   }
   target.prepared = true;
@@ -208,7 +224,57 @@ PrefillerCore::Push PrefillerCore::pushed(Target& target, const Result<OpId>& su
   return Push::kFailed;
 }
 
-/// All plan slices of one layer. Resumes where the engine had no room.
+/// The staged writes of one part of a layer. A write takes as many units as there are free slots.
+PrefillerCore::Push PrefillerCore::push_staged(Target& target, const StepPart& part,
+                                               CounterKey counter_key) {
+  const std::span<const StagedWrite> writes = staged_of(*part.group, *part.layer);
+  for (; target.staged < writes.size(); ++target.staged, target.staged_unit = 0) {
+    const StagedWrite& write = writes[target.staged];
+    const StagedUnits& units = target.staged_units[part.first_list + write.list];
+    while (target.staged_unit < units.source.size()) {
+      const auto left = static_cast<uint32_t>(units.source.size()) - target.staged_unit;
+      const uint32_t count = std::min({left, slots_.free(), kStagedUnitsMax});
+      if (count == 0) {
+        ++stats_.exhausted;
+        return Push::kNoRoom;
+      }
+      std::vector<uint32_t> slots = *slots_.allocate(count);
+      for (uint32_t i = 0; i < count; ++i) {
+        const auto slot = options_.staging_region->bytes().subspan(
+            slots[i] * options_.staging_slot_bytes, write.bytes);
+        // The plan fits the layout, and the layout the regions.
+        FABRIC_CHECK(
+            gather(write, units.source[target.staged_unit + i], options_.staging_sources, slot));
+      }
+      const uint64_t number = next_number_++;
+      const Push result = pushed(
+          target,
+          engine_.submit(PagedWrite{
+              .source = options_.staging_region->id(),
+              .source_pages = {.indices = slots, .stride_bytes = options_.staging_slot_bytes},
+              .target = target.regions->regions.back(),
+              .target_pages = {.indices =
+                                   std::span(units.records).subspan(target.staged_unit, count),
+                               .stride_bytes = target.staging_record_bytes,
+                               .offset_bytes = write.record_offset_bytes},
+              .page_bytes = write.bytes,
+              .imm = counter_key,
+              .timeout = options_.write_timeout,
+              .batch = target.batch,
+              .notify = Notify::inbox(inbox_, tagged(TagKind::kStaged, number))}));
+      if (result != Push::kDone) {
+        FABRIC_CHECK(slots_.release(slots));
+        return result;
+      }
+      staged_writes_.emplace(number, std::move(slots));
+      target.staged_unit += count;
+    }
+  }
+  target.staged = 0;
+  return Push::kDone;
+}
+
+/// All writes of one layer. Resumes where the engine had no room.
 PrefillerCore::Push PrefillerCore::push_step(Target& target) {
   const std::vector<StepPart>& parts = target.plan->steps[target.step];
   const CounterKey counter_key =
@@ -239,6 +305,8 @@ PrefillerCore::Push PrefillerCore::push_step(Target& target) {
                       .batch = target.batch}));
       if (result != Push::kDone) return result;
     }
+    const Push staged = push_staged(target, part, counter_key);
+    if (staged != Push::kDone) return staged;
   }
   target.part = 0;
   return Push::kDone;
@@ -252,30 +320,42 @@ PrefillerCore::Push PrefillerCore::push_tail(Target& target) {
   }
   // A write needs a source also when it has no bytes.
   const LocalRef source = tail.size_bytes > 0 ? tail.source : LocalRef{options_.regions[0], 0};
-  return pushed(
-      target, engine_.submit(Write{.source = source,
-                                   .target = target.regions->regions.back().at(target.tail_offset),
-                                   .size_bytes = tail.size_bytes,
-                                   .imm = target.tail_key,
-                                   .timeout = options_.write_timeout,
-                                   .batch = target.batch}));
+  return pushed(target,
+                engine_.submit(Write{
+                    .source = source,
+                    .target = target.regions->regions[target.plan->regions].at(target.tail_offset),
+                    .size_bytes = tail.size_bytes,
+                    .imm = target.tail_key,
+                    .timeout = options_.write_timeout,
+                    .batch = target.batch}));
 }
 
 bool PrefillerCore::block(Target& target) {
-  if (!target.blocked) blocked_.push_back(&target);
+  if (!target.blocked) blocked_[target.peer].push_back(&target);
   target.blocked = true;
   return false;
 }
 
-/// First come, first served: the target that has waited longest gets the room.
+/// The decoders in turn, since the engine's queue has a share for each and a limit for all.
 void PrefillerCore::resume_blocked() {
-  while (!blocked_.empty()) {
-    Target& target = *blocked_.front();
-    blocked_.pop_front();
+  auto at = blocked_.upper_bound(first_resumed_);
+  for (size_t left = blocked_.size(); left > 0; --left) {
+    if (at == blocked_.end()) at = blocked_.begin();
+    if (left == blocked_.size()) first_resumed_ = at->first;
+    resume(at->second);
+    at = at->second.empty() ? blocked_.erase(at) : std::next(at);
+  }
+}
+
+/// First come, first served: the target that has waited longest gets the room.
+void PrefillerCore::resume(std::deque<Target*>& blocked) {
+  while (!blocked.empty()) {
+    Target& target = *blocked.front();
+    blocked.pop_front();
     target.blocked = false;
     if (advance(target)) continue;
-    blocked_.pop_back();  // advance() has just put it there
-    blocked_.push_front(&target);
+    blocked.pop_back();  // advance() has just put it there
+    blocked.push_front(&target);
     return;
   }
 }
@@ -284,7 +364,7 @@ void PrefillerCore::resume_blocked() {
 void PrefillerCore::stop(Target& target, Target::End end) {
   if (target.end == Target::End::kNone) target.end = end;
   (void)engine_.cancel(target.batch.id());
-  if (!target.blocked && !seal(target)) block(target);
+  if (!seal(target)) block(target);
 }
 
 /// False: the inbox has no room for the report.

@@ -24,6 +24,8 @@ const char* to_string(RefuseCode code) noexcept {
       return "Pages";
     case RefuseCode::kBadMessage:
       return "BadMessage";
+    case RefuseCode::kUnknownDecoder:
+      return "UnknownDecoder";
   }
   return "?";
 }

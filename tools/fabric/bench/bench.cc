@@ -101,6 +101,10 @@ constexpr Text kTexts[] = {
     {Benchmark::kMessage, "Messages to a listener: throughput, then ping-pong",
      "  fabric bench message --sizes 64,4K\n"
      "  fabric bench message --window 16 --json"},
+    {Benchmark::kKv, "The KV cache of requests: each layer is pushed when it is done",
+     "  fabric bench kv --pin 0,1\n"
+     "  fabric bench kv --sizes 32K --tensors 2            K and V apart\n"
+     "  fabric bench kv --sizes 8 --pages 32               from the layer word to the first post"},
     {Benchmark::kIdle, "CPU time of two threaded engines without work",
      "  fabric bench idle\n"
      "  fabric bench idle --duration 60 --json"}};

@@ -23,8 +23,6 @@ class Message final : public Workload {
             need(side.first().engine.listen(kChannel, Notify::call<&Message::on_message>(this)),
                  "no listener")) {}
 
-  uint64_t trips() const override { return kTrips; }
-
   void fill_source(uint64_t round) override {
     Workload::fill_source(round);
     ready_target(round);

@@ -137,6 +137,27 @@ void add_connection(std::vector<Option>& out, Options& options) {
                  .excludes = "--listen"});
 }
 
+/// What an operation consists of.
+void add_shape(std::vector<Option>& out, BenchPlan& plan) {
+  if (plan.benchmark == Benchmark::kPaged) {
+    plan.window = 4;
+    out.push_back(
+        count("--pages", plan.pages, kPagesMax, "Pages of one request; --sizes are page sizes"));
+  }
+  if (plan.benchmark == Benchmark::kScatter) {
+    plan.window = 16;
+    out.push_back(count("--targets", plan.targets, kTargetsMax,
+                        "Engines of the receiver, each of which gets one part"));
+  }
+  if (plan.benchmark == Benchmark::kKv) {
+    out.push_back(count("--pages", plan.pages, kPagesMax,
+                        "Pages of a layer and tensor; --sizes are page sizes"));
+    out.push_back(count("--layers", plan.layers, kLayersMax, "Layers of a request"));
+    out.push_back(
+        count("--tensors", plan.tensors, kTensorsMax, "Tensors of a layer; 2: K and V apart"));
+  }
+}
+
 const char* default_sizes(Benchmark benchmark) {
   switch (benchmark) {
     case Benchmark::kPaged:
@@ -149,6 +170,8 @@ const char* default_sizes(Benchmark benchmark) {
       return "8";
     case Benchmark::kMessage:
       return "64,4K";
+    case Benchmark::kKv:
+      return "1K,32K";
     default:
       return "8,1K,4K,64K,1M,16M";
   }
@@ -161,6 +184,7 @@ std::vector<Option> options_of(Options& options) {
   const Benchmark which = plan.benchmark;
   const bool stream = which == Benchmark::kWrite || which == Benchmark::kRate;
   const bool idle = which == Benchmark::kIdle;
+  const bool kv = which == Benchmark::kKv;
   std::vector<Option> out;
   out.push_back({.name = "--network",
                  .help = "The network; `fabric info` lists those that work here",
@@ -186,19 +210,10 @@ std::vector<Option> options_of(Options& options) {
   if (!idle && which != Benchmark::kMessage) {
     out.push_back(choice("--memory", "allocated", "registered", plan.registered,
                          "From Engine::allocate(), or from the heap"));
-    if (which != Benchmark::kLatency) out.push_back(footprint(plan));
+    if (which != Benchmark::kLatency && !kv) out.push_back(footprint(plan));
   }
-  if (which == Benchmark::kPaged) {
-    plan.window = 4;
-    out.push_back(
-        count("--pages", plan.pages, kPagesMax, "Pages of one request; --sizes are page sizes"));
-  }
-  if (which == Benchmark::kScatter) {
-    plan.window = 16;
-    out.push_back(count("--targets", plan.targets, kTargetsMax,
-                        "Engines of the receiver, each of which gets one part"));
-  }
-  if (!idle && which != Benchmark::kLatency) {
+  add_shape(out, plan);
+  if (!idle && !kv && which != Benchmark::kLatency) {
     out.push_back(count("--window", plan.window, kWindowMax, "Operations in flight"));
   }
   if (stream) {

@@ -14,7 +14,7 @@ namespace fabric::tool::bench {
 
 const char* to_string(Benchmark benchmark) {
   constexpr std::array<const char*, kBenchmarks.size()> kNames{
-      "write", "paged", "scatter", "latency", "rate", "message", "idle"};
+      "write", "paged", "scatter", "latency", "rate", "message", "kv", "idle"};
   return kNames[static_cast<size_t>(benchmark)];
 }
 
@@ -26,6 +26,8 @@ nlohmann::ordered_json to_json(const BenchPlan& plan) {
           {"group", plan.group},
           {"pages", plan.pages},
           {"targets", plan.targets},
+          {"layers", plan.layers},
+          {"tensors", plan.tensors},
           {"registered", plan.registered},
           {"footprint", plan.footprint},
           {"rails", plan.rails},
@@ -87,6 +89,8 @@ BenchPlan plan_from(const nlohmann::json& json) {
   plan.group = number<uint32_t>(json, "group", 1, kWindowMax);
   plan.pages = number<uint32_t>(json, "pages", 1, kPagesMax);
   plan.targets = number<uint32_t>(json, "targets", 1, kTargetsMax);
+  plan.layers = number<uint32_t>(json, "layers", 1, kLayersMax);
+  plan.tensors = number<uint32_t>(json, "tensors", 1, kTensorsMax);
   plan.registered = boolean(json, "registered");
   plan.footprint = number<uint64_t>(json, "footprint", 0, kBytesMax);
   plan.rails = number<uint32_t>(json, "rails", 1, 8);
@@ -111,6 +115,9 @@ Layout layout_of(const BenchPlan& plan, uint64_t size) {
     layout.source_parts = layout.target_parts = layout.counts = plan.pages;
   } else if (plan.benchmark == Benchmark::kScatter) {
     layout.source_parts = layout.counts = plan.targets;
+  } else if (plan.benchmark == Benchmark::kKv) {
+    layout.counts = uint64_t{plan.layers} * plan.tensors * plan.pages;
+    layout.source_parts = layout.target_parts = layout.counts;
   }
   layout.slots = std::max<uint64_t>(1, plan.footprint / (layout.stride * layout.source_parts));
   return layout;

@@ -9,11 +9,11 @@
 
 namespace fabric::tool::bench {
 
-enum class Benchmark : uint8_t { kWrite, kPaged, kScatter, kLatency, kRate, kMessage, kIdle };
+enum class Benchmark : uint8_t { kWrite, kPaged, kScatter, kLatency, kRate, kMessage, kKv, kIdle };
 
-inline constexpr std::array<Benchmark, 7> kBenchmarks{
+inline constexpr std::array<Benchmark, 8> kBenchmarks{
     Benchmark::kWrite, Benchmark::kPaged,   Benchmark::kScatter, Benchmark::kLatency,
-    Benchmark::kRate,  Benchmark::kMessage, Benchmark::kIdle};
+    Benchmark::kRate,  Benchmark::kMessage, Benchmark::kKv,      Benchmark::kIdle};
 
 const char* to_string(Benchmark benchmark);
 
@@ -22,6 +22,8 @@ inline constexpr uint64_t kBytesMax = 64ull << 30;
 inline constexpr uint32_t kWindowMax = 1u << 18;
 inline constexpr uint32_t kPagesMax = 1u << 20;
 inline constexpr uint32_t kTargetsMax = 512;
+inline constexpr uint32_t kLayersMax = 1024;
+inline constexpr uint32_t kTensorsMax = 2;
 inline constexpr uint32_t kRepetitionsMax = 1000;
 inline constexpr double kSecondsMax = 3600;
 
@@ -34,6 +36,8 @@ struct BenchPlan {
   uint32_t group = 0;  ///< 0: as large as the window allows, at most 64
   uint32_t pages = 1024;
   uint32_t targets = 8;
+  uint32_t layers = 4;
+  uint32_t tensors = 1;  ///< 2: K and V apart
   bool registered = false;
   uint64_t footprint = 0;  ///< 0: one slot, which stays in the caches
   uint32_t rails = 1;
@@ -49,7 +53,8 @@ nlohmann::ordered_json to_json(const BenchPlan& plan);
 BenchPlan plan_from(const nlohmann::json& json);
 
 /// Memory layout for one size: slots of equal stride, over which the operations rotate. A slot has
-/// one part for a write, one for each page of a paged write, one for each target of a scatter.
+/// one part for a write, one for each page of a paged write, one for each target of a scatter, one
+/// for each page of each layer and tensor of a KV cache.
 struct Layout {
   uint64_t size = 0;
   uint64_t stride = 0;        ///< of a part: its size, rounded up to a word of the pattern

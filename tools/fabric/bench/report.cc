@@ -43,6 +43,12 @@ Spread half(const Case& one) {
 Spread half_p99(const Case& one) {
   return spread(one, [](auto& r) { return r.half_p99; });
 }
+Spread word(const Case& one) {
+  return spread(one, [](auto& r) { return r.word_p50; });
+}
+Spread word_p99(const Case& one) {
+  return spread(one, [](auto& r) { return r.word_p99; });
+}
 Spread cpu_per_gb(const Case& one, double Repetition::*cpu) {
   return spread(one, [&](auto& r) { return r.*cpu / static_cast<double>(r.bytes) * 1e9; });
 }
@@ -81,6 +87,12 @@ std::string apart(const Spread& s) {
 }
 
 bool timed(const Case& one) { return one.repetitions.front().half_p50 > 0; }
+bool word_timed(const Case& one) { return one.repetitions.front().word_p50 > 0; }
+
+Json percentiles(const Spread& middle, const Spread& late) {
+  return {{"p50", middle.median}, {"p99", late.median},      {"least", middle.least},
+          {"most", middle.most},  {"p99_least", late.least}, {"p99_most", late.most}};
+}
 
 }  // namespace
 
@@ -95,8 +107,10 @@ void Report::head() const {
              plan_.network, plan_.threaded ? "threaded" : "inline",
              plan_.registered ? "registered" : "allocated", plan_.repetitions, plan_.seconds);
   if (plan_.benchmark == Benchmark::kIdle) return;
+  const char* const timing =
+      plan_.benchmark == Benchmark::kKv ? "word, post, p99" : "half trip, p99";
   fmt::print("{:>9} {:>10} {:>8} {:>14} {:>16} {:>20}  {}\n", "size", "per second", "GB/s", "range",
-             "half trip, p99", "CPU s/GB, tx and rx", "data");
+             timing, "CPU s/GB, tx and rx", "data");
 }
 
 void Report::add(const Case& one) {
@@ -128,7 +142,9 @@ void Report::add_text(const Case& one) const {
   }
   const Spread ops = rate(one);
   const std::string trip =
-      timed(one) ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one).median) : "-";
+      timed(one)        ? fmt::format("{:.0f}, {:.0f} ns", half(one).median, half_p99(one).median)
+      : word_timed(one) ? fmt::format("{:.0f}, {:.0f} ns", word(one).median, word_p99(one).median)
+                        : "-";
   const char* data = one.verified ? "ok" : "WRONG";
   const char* colour = !colour_ ? "" : one.verified ? "\x1b[32m" : "\x1b[31;1m";
   fmt::print("{:>9} {:>10} {:>8.3f} {:>14} {:>16} {:>20}  {}{}{}\n", readable(one.size),
@@ -152,6 +168,8 @@ void Report::add_json(const Case& one) const {
             {"group", plan_.group},
             {"pages", plan_.pages},
             {"targets", plan_.targets},
+            {"layers", plan_.layers},
+            {"tensors", plan_.tensors},
             {"memory", plan_.registered ? "registered" : "allocated"},
             {"footprint", plan_.footprint},
             {"rails", plan_.rails},
@@ -161,12 +179,9 @@ void Report::add_json(const Case& one) const {
   line["ops_per_second"] = figures(rate(one));
   line["gb_per_second"] = figures(speed(one));
   line["half_round_trip_ns"] = nullptr;
-  if (timed(one)) {
-    const Spread trip = half(one), late = half_p99(one);
-    line["half_round_trip_ns"] = {{"p50", trip.median},      {"p99", late.median},
-                                  {"least", trip.least},     {"most", trip.most},
-                                  {"p99_least", late.least}, {"p99_most", late.most}};
-  }
+  if (timed(one)) line["half_round_trip_ns"] = percentiles(half(one), half_p99(one));
+  line["word_to_post_ns"] = nullptr;
+  if (word_timed(one)) line["word_to_post_ns"] = percentiles(word(one), word_p99(one));
   line["cpu_seconds_per_gb"] = nullptr;
   if (!idle) {
     const Spread out = cpu_per_gb(one, &Repetition::sender_cpu);

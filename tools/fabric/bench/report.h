@@ -14,6 +14,7 @@ struct Repetition {
   uint64_t bytes = 0;
   double sender_cpu = 0, receiver_cpu = 0;
   double half_p50 = 0, half_p99 = 0;  ///< nanoseconds; 0: no round trips were timed
+  double word_p50 = 0, word_p99 = 0;  ///< likewise, from the layer word to the first post
 };
 
 /// The results for one size.

@@ -47,6 +47,8 @@ std::unique_ptr<Workload> make_workload(Side& side, uint64_t size) {
       return make_latency(side, layout);
     case Benchmark::kMessage:
       return make_message(side, layout);
+    case Benchmark::kKv:
+      return make_kv(side, layout);
     default:
       return make_stream(side, layout);
   }

@@ -23,8 +23,7 @@ class Workload {
   // Measured. send() returns when the receiver's reply has arrived, receive() when it was sent.
   virtual void send(uint64_t operations) = 0;
   virtual void receive(uint64_t operations) = 0;
-  // Afterwards, if the benchmark also times round trips: how many, and both sides of them.
-  virtual uint64_t trips() const { return 0; }
+  // Afterwards, if the benchmark also times single operations: both sides of them.
   virtual void send_trips() {}
   virtual void receive_trips() {}
   /// At the receiver, last: whether all parts hold the bytes of this round.
@@ -35,8 +34,9 @@ class Workload {
     return true;
   }
 
-  /// Half round trips of the last round.
+  // Of the last round, if the benchmark times them.
   std::vector<uint32_t> half_trips_ns{};
+  std::vector<uint32_t> word_to_post_ns{};
 
  protected:
   Side& side_;
@@ -55,5 +55,6 @@ std::unique_ptr<Workload> make_latency(Side& side, const Layout& layout);
 std::unique_ptr<Workload> make_paged(Side& side, const Layout& layout);
 std::unique_ptr<Workload> make_scatter(Side& side, const Layout& layout);
 std::unique_ptr<Workload> make_message(Side& side, const Layout& layout);
+std::unique_ptr<Workload> make_kv(Side& side, const Layout& layout);
 
 }  // namespace fabric::tool::bench
