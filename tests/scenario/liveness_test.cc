@@ -505,7 +505,7 @@ class Evidence : public testing::Test {
     scripted->send_welcome();
     world.run_for(1ms);
     ASSERT_EQ(state(), PeerState::kConnected);
-    received_ns = peer().last_received_ns;
+    received_ns = last_received_ns();
   }
   void TearDown() override { EXPECT_TRUE(core->close({})); }
   core::Peer& peer() const {
@@ -529,6 +529,14 @@ class Evidence : public testing::Test {
     return core->peers.probe_due(*core->peers.find(id));
   }
   PeerState state() const { return peer().state.load(); }
+  Errc lost_code() const {
+    const core::StateGuard lock(core->state_mutex);
+    return core->peers.find(id)->lost_code;
+  }
+  int64_t last_received_ns() const {
+    const core::StateGuard lock(core->state_mutex);
+    return core->peers.find(id)->last_received_ns;
+  }
   /// Runs until `silence` after the last frame of the scripted peer.
   void run_to(Nanos silence) {
     world.run_for(Nanos(received_ns) + silence - Nanos(world.sim_world.now()));
@@ -551,7 +559,7 @@ TEST_F(Evidence, SilenceOfAnUnreachablePeerIsLossAfterTheShorterTime) {
   EXPECT_EQ(state(), PeerState::kConnected) << "another network may still bring a frame";
   run_to(1001ms);
   EXPECT_EQ(state(), PeerState::kLost);
-  EXPECT_EQ(peer().lost_code, Errc::kPeerLost);
+  EXPECT_EQ(lost_code(), Errc::kPeerLost);
 }
 
 TEST_F(Evidence, AFrameRevokesThatThePeerIsUnreachable) {
@@ -559,7 +567,7 @@ TEST_F(Evidence, AFrameRevokesThatThePeerIsUnreachable) {
   on_unreachable();
   scripted->send(MessageType::kAck);
   run_to(600ms);
-  received_ns = peer().last_received_ns;
+  received_ns = last_received_ns();
   run_to(1001ms);
   EXPECT_EQ(state(), PeerState::kStalled);
 }
