@@ -27,7 +27,8 @@ void bind_codes(nb::module_& m) {
       .value("PLAN_DIFFERS", Refuse::kPlanDiffers)
       .value("GRANTS", Refuse::kGrants)
       .value("PAGES", Refuse::kPages)
-      .value("BAD_MESSAGE", Refuse::kBadMessage);
+      .value("BAD_MESSAGE", Refuse::kBadMessage)
+      .value("UNKNOWN_DECODER", Refuse::kUnknownDecoder);
   nb::enum_<Fail>(m, "FailCode", "Why a request will not complete.")
       .value("NONE", Fail::kNone)
       .value("REFUSED", Fail::kRefused)
@@ -90,6 +91,7 @@ void bind_decode_structs(nb::module_& m) {
       .field("quarantined", "int", &DecoderStats::quarantined)
       .field("pages_leased", "int", &DecoderStats::pages_leased)
       .field("pages_quarantined", "int", &DecoderStats::pages_quarantined)
+      .field("staging_records", "int", &DecoderStats::staging_records)
       .field("grants", "int", &DecoderStats::grants)
       .field("started", "int", &DecoderStats::started)
       .field("completed", "int", &DecoderStats::completed)
@@ -110,6 +112,7 @@ void bind_decoder_options(nb::module_& m) {
   using kv::DecoderOptions;
   Record<DecoderOptions>(m, "DecoderOptions", "Bounds and times of a Decoder.")
       .field("tail_slot_bytes", "int", &DecoderOptions::tail_slot_bytes)
+      .field("staging_record_bytes", "int", &DecoderOptions::staging_record_bytes)
       .field("plan", "PlanOptions", &DecoderOptions::plan)
       .field("channel", "int", &DecoderOptions::channel)
       .field("requests_max", "int", &DecoderOptions::requests_max)
@@ -123,7 +126,7 @@ void bind_decoder_options(nb::module_& m) {
 
 void construct_decoder(PyDecoder* self, const PyEngine& engine, const kv::Layout& layout,
                        const std::vector<PyRegion>& regions, const PyRegion* tail_region,
-                       const kv::DecoderOptions* given) {
+                       const kv::DecoderOptions* given, const PyRegion* staging_region) {
   kv::DecoderOptions options = given == nullptr ? kv::DecoderOptions{} : *given;
   options.layout = layout;
   std::vector<std::shared_ptr<RegionBox>> kept;
@@ -134,6 +137,10 @@ void construct_decoder(PyDecoder* self, const PyEngine& engine, const kv::Layout
   if (tail_region != nullptr) {
     options.tail_region = &tail_region->box->region();
     kept.push_back(tail_region->box);
+  }
+  if (staging_region != nullptr) {
+    options.staging_region = &staging_region->box->region();
+    kept.push_back(staging_region->box);
   }
   fabric::Engine& open = engine.get();
   auto decoder = without_gil([&] { return kv::Decoder::open(open, options); });
@@ -251,10 +258,12 @@ void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder> decoder(m, "Decoder", "The decode side of one rank; see <fabric/kv.h>.");
   decoder.def("__init__", &construct_decoder, "engine"_a, "layout"_a, "regions"_a,
               "tail_region"_a.none() = nb::none(), "options"_a.none() = nb::none(),
+              "staging_region"_a.none() = nb::none(),
               nb::sig("def __init__(self, engine: fabric_lib._native.Engine, layout: Layout, "
                       "regions: collections.abc.Sequence[fabric_lib._native.MemoryRegion], "
                       "tail_region: fabric_lib._native.MemoryRegion | None = None, options: "
-                      "DecoderOptions | None = None) -> None"));
+                      "DecoderOptions | None = None, staging_region: "
+                      "fabric_lib._native.MemoryRegion | None = None) -> None"));
   bind_requests(decoder);
   decoder
       .def(

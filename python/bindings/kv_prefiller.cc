@@ -54,6 +54,7 @@ void bind_prefill_structs(nb::module_& m) {
       .field("decoders", "int", &PrefillerStats::decoders)
       .field("tombstones", "int", &PrefillerStats::tombstones)
       .field("passes", "int", &PrefillerStats::passes)
+      .field("staging_slots", "int", &PrefillerStats::staging_slots)
       .field("accepted", "int", &PrefillerStats::accepted)
       .field("refused", "int", &PrefillerStats::refused)
       .field("sent", "int", &PrefillerStats::sent)
@@ -71,6 +72,7 @@ void bind_prefill_structs(nb::module_& m) {
 void bind_prefill_options(nb::module_& m) {
   using kv::PrefillerOptions;
   Record<PrefillerOptions>(m, "PrefillerOptions", "Bounds and times of a Prefiller.")
+      .field("staging_slot_bytes", "int", &PrefillerOptions::staging_slot_bytes)
       .field("plan", "PlanOptions", &PrefillerOptions::plan)
       .field("channel", "int", &PrefillerOptions::channel)
       .field("requests_max", "int", &PrefillerOptions::requests_max)
@@ -100,7 +102,7 @@ void bind_prefill_options(nb::module_& m) {
 
 void construct_prefiller(PyPrefiller* self, const PyEngine& engine, const kv::Side& side,
                          uint32_t rank, const std::vector<PyRegion>& regions,
-                         const kv::PrefillerOptions* given) {
+                         const kv::PrefillerOptions* given, const PyRegion* staging_region) {
   kv::PrefillerOptions options = given == nullptr ? kv::PrefillerOptions{} : *given;
   options.side = side;
   options.rank = rank;
@@ -108,6 +110,13 @@ void construct_prefiller(PyPrefiller* self, const PyEngine& engine, const kv::Si
   for (const PyRegion& region : regions) {
     options.regions.push_back(region.box->region().id());
     kept.push_back(region.box);
+  }
+  if (staging_region != nullptr) {
+    options.staging_region = &staging_region->box->region();
+    kept.push_back(staging_region->box);
+    for (const PyRegion& region : regions) {
+      options.staging_sources.push_back(region.box->region().bytes());
+    }
   }
   fabric::Engine& open = engine.get();
   auto prefiller = without_gil([&] { return kv::Prefiller::open(open, options); });
@@ -212,10 +221,11 @@ void bind_kv_prefiller(nb::module_& m) {
   nb::class_<PyPrefiller> prefiller(m, "Prefiller",
                                     "The prefill side of one rank; see <fabric/kv.h>.");
   prefiller.def("__init__", &construct_prefiller, "engine"_a, "side"_a, "rank"_a, "regions"_a,
-                "options"_a.none() = nb::none(),
+                "options"_a.none() = nb::none(), "staging_region"_a.none() = nb::none(),
                 nb::sig("def __init__(self, engine: fabric_lib._native.Engine, side: Side, rank: "
                         "int, regions: collections.abc.Sequence[fabric_lib._native.MemoryRegion], "
-                        "options: PrefillerOptions | None = None) -> None"));
+                        "options: PrefillerOptions | None = None, staging_region: "
+                        "fabric_lib._native.MemoryRegion | None = None) -> None"));
   bind_pushing(prefiller);
   prefiller
       .def("poll", &poll_events<kv::PrefillEvent, kv::Prefiller>, "max"_a = 64,
