@@ -149,12 +149,7 @@ class RouterRole {
     if (last_ > 0 && submitted_ >= last_) return;
     next_ns_ = now_ns() + interval_ns_;
     const uint64_t number = ++submitted_;
-<<<<<<< HEAD
     stopped_ = number == last_;
-=======
-    // The stride is coprime to the number of prompts: visits all of them, in an order in which
-    // neighbouring requests have different prefixes.
->>>>>>> main
     OpenRequest& request = open_[number];
     request.prompt = prompt_of(number);
     member_.control().send(
