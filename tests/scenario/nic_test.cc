@@ -165,7 +165,7 @@ TEST(Nic, WhoseQueueOverflowsWithAcknowledgedCountsInItEndsTheSession) {
     pair.submit();
     swallowed += every_missing_count_is_reported(pair);
   });
-  EXPECT_GT(swallowed, 2u);
+  EXPECT_GE(swallowed, 2u);
 }
 
 TEST(Nic, WhoseQueueOverflowsAtTheSenderIsReplacedByTheOther) {

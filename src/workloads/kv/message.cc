@@ -224,9 +224,10 @@ Result<Grants> decode_grants(std::span<const std::byte> bytes) {
   const uint8_t flags = in.u8();
   grants.has_tail = (flags & 1) != 0;
   grants.has_staging = (flags & 2) != 0;
+  const uint32_t besides = (grants.has_tail ? 1 : 0) + (grants.has_staging ? 1 : 0);
   const uint32_t count = in.u32();
   in.require(flags < 4 && grants.set < kGrantSetsMax && grants.total > 0 &&
-             grants.total <= kRegionsMax + 2 && count > 0 && grants.first < grants.total &&
+             grants.total <= kRegionsMax + besides && count > 0 && grants.first < grants.total &&
              count <= grants.total - grants.first);
   for (uint32_t i = 0; i < count && in.ok(); ++i) {
     const uint16_t size = in.u16();
