@@ -87,7 +87,7 @@ void Peers::start_sends(Peer& peer, uint16_t channel) {
 void Peers::send_parts(Peer& peer) {
   while (!peer.channels_in_parts.empty() && peer.channel->unacknowledged_parts() < kPartsInFlight) {
     const uint16_t channel = peer.channels_in_parts.front();
-    peer.channels_in_parts.pop_front();
+    peer.channels_in_parts.erase(peer.channels_in_parts.begin());
     if (send_part(peer, peer.credits[channel])) {
       start_sends(peer, channel);
     } else {

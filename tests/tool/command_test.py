@@ -15,7 +15,7 @@ import command
 from command import run
 from recorded_sysfs import unpacked
 
-BENCHMARKS = ("write", "paged", "scatter", "latency", "rate", "message", "idle")
+BENCHMARKS = ("write", "paged", "scatter", "latency", "rate", "message", "kv", "idle")
 LEVELS = [(), ("info",), ("sim",), ("kv",), ("kv", "plan"), ("version",), ("completion",),
           ("bench",),
           *(("bench", benchmark) for benchmark in BENCHMARKS)]
