@@ -95,15 +95,18 @@ class TwoCommands(Ending):
             self.assertIn("127.0.0.1:nonsense", err)
 
 
+PROTOCOL = 2  # kProtocol of tools/fabric/bench/protocol.cc
+
+
 class InvalidMessages(Ending):
     """A listener that receives an invalid message exits with a clear error."""
 
     PLAN = {"verb": "write", "network": "shm", "sizes": [8], "window": 1, "group": 1, "pages": 1,
-            "targets": 1, "registered": False, "footprint": 0, "rails": 1, "threaded": False,
-            "seconds": 0.1, "repetitions": 1}
+            "layers": 1, "tensors": 1, "targets": 1, "registered": False, "footprint": 0,
+            "rails": 1, "threaded": False, "seconds": 0.1, "repetitions": 1}
 
     def hello(self, **changes):
-        return {"hello": "fabric bench", "protocol": 1, "offer": "nonsense",
+        return {"hello": "fabric bench", "protocol": PROTOCOL, "offer": "nonsense",
                 "plan": {**self.PLAN, **changes}}
 
     def expect_error(self, data, expected):
@@ -125,9 +128,9 @@ class InvalidMessages(Ending):
                 (frame([1]), "not JSON"),
                 (frame(b"[" * 100000), "not JSON"),
                 (frame({"hello": "you"}), "no hello"),
-                (frame({"hello": "fabric bench", "protocol": 2}), "different versions"),
-                (frame({"hello": "fabric bench", "protocol": "1"}), "no protocol"),
-                (frame({"hello": "fabric bench", "protocol": 1}), "no plan"),
+                (frame({"hello": "fabric bench", "protocol": PROTOCOL + 1}), "different versions"),
+                (frame({"hello": "fabric bench", "protocol": str(PROTOCOL)}), "no protocol"),
+                (frame({"hello": "fabric bench", "protocol": PROTOCOL}), "no plan"),
                 (frame(self.hello()), "accept"),
                 (frame(self.hello(verb="dance")), "benchmark"),
                 (frame(self.hello(sizes=[1 << 60])), "a size"),
